@@ -1,0 +1,107 @@
+"""Key-value caches of transformers as batches of rows: replicate, select, merge, trim.
+
+Rows of different lengths share a batch by left padding, and the padding is data, not computation: a prompt is
+always read alone, its cache is padded afterwards, so what it holds cannot depend on its batch mates. Works on
+full and sliding attention and on convolution or recurrent states (LFM2 and other hybrids); `reorder_cache` is used
+throughout because it is the one batch operation that all of these layers have.
+"""
+
+import copy
+
+import torch
+from torch.nn.functional import pad
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from misvo.errors import MisvoError
+
+# Exact types: a subclass may keep more state than these functions know of.
+MERGEABLE = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+
+
+def replicate(cache: Cache, rows: int) -> Cache:
+    """A new cache with `rows` copies of the single row of `cache`, which stays as it is."""
+    fresh = copy.deepcopy(cache)
+    fresh.reorder_cache(torch.zeros(rows, dtype=torch.long))
+    return fresh
+
+
+def select(cache: Cache, keep: torch.Tensor) -> None:
+    """Keep only the rows `keep`, in place."""
+    cache.reorder_cache(keep)
+
+
+def merge(caches: list[Cache]) -> Cache:
+    """One batch of all rows, shorter rows padded on the left. The caches given are used up."""
+    first, *others = caches
+    if not others:
+        return first
+    for index, layer in enumerate(first.layers):
+        if type(layer) not in MERGEABLE:
+            raise MisvoError(
+                f"this model's cache layer {type(layer).__name__} cannot hold several prompts at once: "
+                "steer one prompt at a time with rollouts no larger than max_rows."
+            )
+        layers = [layer, *(other.layers[index] for other in others)]
+        if isinstance(layer, DynamicLayer):
+            _merge_attention(layers)
+        if isinstance(layer, LinearAttentionLayer):
+            _merge_states(layers)
+    return first
+
+
+def trim(cache: Cache, columns: int) -> None:
+    """Drop the first `columns` columns, in place: padding that no row needs any more."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            layer.cumulative_length -= columns
+            stored = min(layer.cumulative_length, layer.sliding_window - 1)
+            start = layer.keys.shape[-2] - stored
+        elif isinstance(layer, DynamicLayer):
+            start = columns
+        else:
+            continue
+        layer.keys, layer.values = layer.keys[..., start:, :], layer.values[..., start:, :]
+
+
+def bytes_per_row(cache: Cache) -> tuple[float, float]:
+    """Memory of one row of a single-row cache: what it takes per token, and what it takes whatever its length."""
+    grows = fixed = 0.0
+    for layer in cache.layers:
+        if isinstance(layer, DynamicLayer) and layer.keys is not None:
+            held = layer.keys.numel() * layer.keys.itemsize + layer.values.numel() * layer.values.itemsize
+            grows += held / max(1, layer.keys.shape[-2])
+        for states in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})):
+            fixed += sum(state.numel() * state.itemsize for state in states.values() if state is not None)
+    return grows, fixed
+
+
+def _merge_attention(layers):
+    target, length = layers[0], max(layer.keys.shape[-2] for layer in layers)
+    for name in ("keys", "values"):
+        tensors = [getattr(layer, name) for layer in layers]
+        padded = [pad(tensor, (0, 0, length - tensor.shape[-2], 0)) for tensor in tensors]
+        setattr(target, name, torch.cat(padded))
+    if isinstance(target, DynamicSlidingWindowLayer):
+        target.cumulative_length = max(layer.cumulative_length for layer in layers)
+
+
+def _merge_states(layers):
+    target = layers[0]
+    for name in ("conv_states", "recurrent_states"):
+        states = getattr(target, name)
+        for index, state in states.items():
+            if state is not None:
+                states[index] = torch.cat([getattr(layer, name)[index] for layer in layers])

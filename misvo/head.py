@@ -1,0 +1,114 @@
+"""The LM head and its geometry: everything that the paper does with W happens in this file.
+
+A head is `logits(h) = scale · (W h + b)`; a scalar that a model puts on its logits (Granite, Cohere) folds into
+W. Steering never touches h: `W(h+u) = Wh + Wu`, and the shift `Wu` is made once per step, in fp32, because adding
+a small u to a bf16 state would erase it. No array here grows with rollouts × positions × vocabulary.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.nn.functional import embedding_bag, linear
+
+BLOCK_BYTES = 64 * 2**20  # working memory of one block of a chunked product
+
+
+class Head:
+    """A frozen linear head: `weight` (V, d), `bias` (V,) or None, and the scalar that multiplies the logits."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, scale: float = 1.0):
+        self.weight = weight.detach()
+        self.bias = None if bias is None else bias.detach()
+        self.scale = float(scale)
+        self.vocab_size, self.hidden_size = weight.shape
+        self.device = weight.device
+        # All steering arithmetic is at least fp32, whatever the weights are stored in.
+        self.dtype = torch.promote_types(weight.dtype, torch.float32)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The model's own logits, (B, d) -> (B, V): multiplied in the model's precision, kept in fp32."""
+        product = linear(hidden.to(self.device, self.weight.dtype), self.weight, self.bias)
+        return self._scaled(product.to(self.dtype))
+
+    def shift(self, u: torch.Tensor) -> torch.Tensor:
+        """Wu for many vectors at once, (n, d) -> (n, V)."""
+        u = u.to(self.device, self.dtype)
+        if self.weight.dtype == self.dtype:
+            return self._scaled(u @ self.weight.T)
+        out = torch.empty(len(u), self.vocab_size, dtype=self.dtype, device=self.device)
+        for start, block in self._blocks():
+            torch.matmul(u, block.T, out=out[:, start : start + len(block)])
+        return self._scaled(out)
+
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """Wᵀx, (n, V) -> (n, d); of a token distribution p it is the expected head row m = Wᵀp."""
+        if self.weight.dtype == self.dtype:
+            return self._scaled(x @ self.weight)
+        out = torch.zeros(len(x), self.hidden_size, dtype=self.dtype, device=self.device)
+        for start, block in self._blocks():
+            out.addmm_(x[:, start : start + len(block)], block)
+        return self._scaled(out)
+
+    def project_sparse(self, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Wᵀp for a p that is `weights` (n, s) on `tokens` (n, s) and zero elsewhere."""
+        if self.weight.dtype == self.dtype:
+            return self._scaled(embedding_bag(tokens, self.weight, mode="sum", per_sample_weights=weights))
+        rows = [w @ self.weight[t].to(self.dtype) for t, w in zip(tokens, weights, strict=True)]
+        return self._scaled(torch.stack(rows))
+
+    def rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """W[y], (...) -> (..., d)."""
+        return self._scaled(self.weight[tokens].to(self.dtype))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the head that is the same for every precision the model may be loaded in.
+
+        1024 evenly spaced rows, rounded to bf16: any checkpoint that is bf16 or finer agrees with itself.
+        """
+        picks = torch.linspace(0, self.vocab_size - 1, min(1024, self.vocab_size)).long().to(self.device)
+        sample = self.weight[picks].to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes()
+        shape = f"{self.vocab_size}x{self.hidden_size}x{self.scale:g}".encode()
+        return hashlib.blake2b(shape + sample, digest_size=16).hexdigest()
+
+    def _scaled(self, x):
+        return x if self.scale == 1.0 else x.mul_(self.scale)
+
+    def _blocks(self):
+        """W in pieces of bounded size, raised to the steering precision one at a time."""
+        size = max(1, BLOCK_BYTES // (self.hidden_size * self.dtype.itemsize))
+        for start in range(0, self.vocab_size, size):
+            yield start, self.weight[start : start + size].to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Fisher:
+    """The averaged Fisher matrices of all positions, never formed: F̂_t = (1/K) Σ_i Wᵀ C_{p_i} W (eq:fisher-u).
+
+    With p̄_t = (1/K) Σ_i p_i and m_i = Wᵀp_i the average of K matrices costs one product with W:
+    `F̂_t u = Wᵀ(p̄_t ⊙ Wu) − (1/K) Σ_i m_i (m_i·u)`, divided by τ² at temperature τ. Rows that had ended are zero
+    in both, and the average still divides by K, as the paper's estimator does.
+    """
+
+    head: Head
+    mean_probs: torch.Tensor  # p̄ (T, V)
+    expected_rows: torch.Tensor  # m (K, T, d)
+    temperature: float = 1.0
+
+    def product(self, u: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+        """F̂_t u_t at every position, (T, d) -> (T, d). `shift` is Wu (T, V) where the caller has it already."""
+        m = self.expected_rows
+        cross = torch.einsum("ktd,kt->td", m, torch.einsum("ktd,td->kt", m, u)) / len(m)
+        spread = torch.empty_like(u)
+        for block in position_blocks(len(u), self.head):
+            logits = self.head.shift(u[block]) if shift is None else shift[block]
+            spread[block] = self.head.project(self.mean_probs[block] * logits)
+        return (spread - cross) / self.temperature**2
+
+
+def position_blocks(positions: int, head: Head, rows: int = 1) -> list[slice]:
+    """Slices of positions so small that `rows` vocabulary-sized vectors for each stay within BLOCK_BYTES."""
+    size = max(1, BLOCK_BYTES // (rows * head.vocab_size * head.dtype.itemsize))
+    return [slice(start, min(start + size, positions)) for start in range(0, positions, size)]

@@ -1,0 +1,215 @@
+"""The loop that all methods share: propose, decode, score, update, until the steps are done.
+
+Many prompts run through one engine. Each has its own method, random stream and trace; a prompt's step begins as
+soon as its own responses are scored, and new prompts enter as rows come free.
+"""
+
+import difflib
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import torch
+
+from misvo import meter
+from misvo.decoding import Engine, Request, Rollouts
+from misvo.errors import MisvoError, RewardError
+from misvo.methods import METHODS
+from misvo.policy import Policy
+from misvo.prompts import Prompt
+from misvo.result import Candidate, Result
+from misvo.rewards import Reward, as_reward, score
+from misvo.sampling import RandomStream, Sampler
+from misvo.settings import Settings
+from misvo.steering import Steering
+
+OnStep = Callable[[int, dict], None]  # (index of the prompt, the new trace row)
+
+
+def steer(policy: Policy, prompt: Prompt, reward: Reward, *, columns=None, on_step=None, **settings) -> Result:
+    """Optimise steering vectors for one prompt and return the best response seen.
+
+    `settings` are the fields of `misvo.Settings`: method="misvo", cost="frozen-fisher", rollouts=16, steps=16,
+    max_new_tokens=512, learning_rate=0.1, penalty (1.0 for misvo), temperature=1.0, top_p=1.0, seed=0,
+    kl_ref=False, max_rows=None. `columns` is a dict handed to the reward beside prompts and completions;
+    `on_step(index, row)` is called with each new trace row.
+
+    A trace row has: step, mean, max and best reward, unscored (how many rewards were None), norm of u and sequence
+    KL of the policy that was sampled (kl, kl_per_position), tokens, seconds by stage, a note where something was odd.
+    """
+    columns = None if columns is None else [columns]
+    return steer_many(policy, [prompt], reward, columns=columns, on_step=on_step, **settings)[0]
+
+
+def steer_many(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    reward: Reward,
+    *,
+    columns: Sequence[dict] | None = None,
+    on_step: OnStep | None = None,
+    **settings,
+) -> list[Result]:
+    """Steer many prompts in one batch; each gets the result that `steer` would give it alone."""
+    settings = _settings(settings)
+    reward = as_reward(reward)
+    if isinstance(prompts, str):
+        raise MisvoError("steer_many takes a list of prompts: use steer for a single one.")
+    if columns is not None and len(columns) != len(prompts):
+        raise MisvoError(f"there are {len(prompts)} prompts but {len(columns)} rows of columns.")
+    runs = [_Run(policy, prompt, settings) for prompt in prompts]  # refuses bad prompts before any work
+    if not runs:
+        return []
+    waiting, active = deque(enumerate(runs)), {}
+    engine = None
+    while waiting or active:
+        # Open as many prompts as the rows allow; a prompt is read when its turn comes, not before.
+        while waiting and (engine is None or engine.load + settings.rollouts <= engine.max_rows or not active):
+            index, run = waiting.popleft()
+            run.open()
+            if engine is None:
+                engine = Engine(policy, settings.max_rows or run.rows_that_fit(), Sampler(settings.temperature, settings.top_p))
+            active |= {id(rollouts): (index, run, rollouts) for rollouts in run.begin(engine)}
+        for finished in engine.advance():
+            index, run, _ = active.pop(id(finished))
+            try:
+                run.finish_step(finished, reward, columns[index] if columns else {})
+            except RewardError as error:
+                error.result = run.result
+                error.results = [other.result if other.complete else None for other in runs]
+                raise
+            if on_step is not None:
+                on_step(index, run.result.trace[-1])
+            active |= {id(rollouts): (index, run, rollouts) for rollouts in run.next_step(engine)}
+    return [run.result for run in runs]
+
+
+class _Run:
+    """One prompt on its way through the loop."""
+
+    def __init__(self, policy, prompt, settings):
+        self.policy, self.settings = policy, settings
+        self.tokens = policy.encode(prompt)
+        policy.check_length(len(self.tokens), settings.max_new_tokens)
+        self.result = Result(prompt, settings)
+        self.complete = False
+        self.step_of = {}  # id of the rollouts in flight -> their step
+
+    def open(self):
+        """Read the prompt and set the method up."""
+        started = time.perf_counter()
+        self.prefix = self.policy.prefill(self.tokens, self.settings.max_new_tokens)
+        self.result.prefill_seconds = time.perf_counter() - started
+        self.stream = RandomStream(self.settings.seed, self.tokens)
+        self.method = METHODS[self.settings.method](self.policy.head, self.stream, self.settings)
+        self.reference = None  # the first step's rollouts, kept for KL_ref
+        self.steps_left = deque(range(self.settings.steps))
+
+    def rows_that_fit(self):
+        """Rows in flight, given that each prompt also holds a mean law and a shift, both (T, V)."""
+        settings, head = self.settings, self.policy.head
+        shared = 2 * settings.max_new_tokens * head.vocab_size * head.dtype.itemsize / settings.rollouts
+        return self.policy.rows_that_fit(self.prefix, settings.max_new_tokens, extra=int(shared))
+
+    def begin(self, engine) -> list[Rollouts]:
+        """Submit the first step, or every step where none waits for another."""
+        count = 1 if self.method.sequential else self.settings.steps
+        return [self._submit(engine, self.steps_left.popleft()) for _ in range(count)]
+
+    def next_step(self, engine) -> list[Rollouts]:
+        if self.steps_left and self.method.sequential:
+            return [self._submit(engine, self.steps_left.popleft())]
+        if not self.step_of:
+            self._close()
+        return []
+
+    def finish_step(self, rollouts, reward, columns):
+        """Score the responses of a step, let the method learn from them, write the trace."""
+        step, result = self.step_of.pop(id(rollouts)), self.result
+        if step == 0:
+            self.reference = rollouts if rollouts.hidden is not None else None
+        rows = zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), strict=True)
+        tokens = [row[:length] for row, length in rows]
+        texts = [self.policy.decode(row) for row in tokens]
+        started = time.perf_counter()
+        rewards = score(reward, result.prompt, texts, tokens, columns)
+        scored = time.perf_counter()
+        for index, value in enumerate(rewards):
+            result.candidates.append(Candidate(step, index, tokens[index], texts[index], value))
+        known = [value for value in rewards if value is not None]
+        if not known:
+            raise RewardError(f"the reward scored none of the {len(texts)} responses of step {step}: all were None.")
+        norm = 0.0 if self.method.vectors is None else self.method.vectors.norm().item()
+        values = torch.tensor([math.nan if value is None else value for value in rewards], dtype=torch.float64)
+        kept = self.method.vectors
+        extra = self.method.update(step, rollouts, values)
+        if kept is not None and not torch.isfinite(self.method.vectors).all():
+            self.method.vectors = kept
+            self.steps_left.clear()
+            extra["note"] = "diverged: the vectors are no longer finite; the run stops with the last finite ones"
+        elif min(known) == max(known) and self.method.vectors is not None:
+            extra.setdefault("note", "all rewards are equal: no advantage, u only decays")
+        kl = (rollouts.kl.sum(0) / len(texts)).tolist()
+        result.trace.append(
+            {
+                "step": step,
+                "mean": sum(known) / len(known),
+                "max": max(known),
+                "best": result.reward,
+                "unscored": len(rewards) - len(known),
+                "norm": norm,
+                "kl": sum(kl),
+                "kl_per_position": kl,
+                "tokens": int(rollouts.lengths.sum()),
+                "seconds": {
+                    "decode": rollouts.seconds,
+                    "reward": scored - started,
+                    "update": time.perf_counter() - scored,
+                },
+                **extra,
+            }
+        )
+
+    def _submit(self, engine, step):
+        request = Request(
+            prefix=self.prefix,
+            stream=self.stream,
+            step=step,
+            rollouts=range(self.settings.rollouts),
+            max_new_tokens=self.settings.max_new_tokens,
+            keep_hidden=self.settings.kl_ref and step == 0 and self.method.vectors is not None,
+            **self.method.propose(step),
+        )
+        rollouts = engine.submit(request)
+        self.step_of[id(rollouts)] = step
+        return rollouts
+
+    def _close(self):
+        """Make the steering of the last vectors, measure it where that was asked for, and let the rest go."""
+        u, settings, result = self.method.vectors, self.settings, self.result
+        result.candidates.sort(key=lambda candidate: (candidate.step, candidate.rollout))
+        result.trace.sort(key=lambda row: row["step"])
+        highest = itertools.accumulate((row["max"] for row in result.trace), max)
+        for row, best in zip(result.trace, highest, strict=True):  # steps of best-of-n may end in any order
+            row["best"] = best
+        if u is not None:
+            metadata = {"model": self.policy.name, "prompt": result.prompt, "settings": settings.to_dict()}
+            result.steering = Steering(u.float().cpu(), self.policy.head.fingerprint, metadata)
+        if self.reference is not None:
+            result.kl_ref = meter.kl_ref(self.policy.head, self.reference, u, settings.temperature)
+            result.moved = meter.most_moved(self.policy, self.reference, u, result.kl_ref, settings.temperature)
+        self.complete = True
+        del self.method, self.prefix, self.reference
+
+
+def _settings(options: dict) -> Settings:
+    known = [field.name for field in fields(Settings)]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}."
+            raise MisvoError(f"unknown setting {name!r}: {hint}")
+    return Settings(**options)

@@ -1,0 +1,212 @@
+"""The frozen model: a body that turns tokens into hidden states, and a linear head. It knows token ids, not rewards.
+
+Any causal LM of transformers serves as it is: no hook, flag, seed or thread setting is changed, and at load one
+small forward pass checks that `head(body(x))` is what the model itself says.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from misvo import embedded
+from misvo.cache import bytes_per_row
+from misvo.decoding import Engine, Request
+from misvo.errors import MisvoError
+from misvo.head import Head
+from misvo.prompts import Prompt, render
+from misvo.sampling import RandomStream, Sampler
+
+# Names under which configs keep a scalar on the logits, and what it multiplies them by.
+LOGIT_SCALES = {
+    "logits_scaling": lambda x: 1 / x,  # Granite
+    "logit_scale": lambda x: x,  # Cohere
+    "lm_head_multiplier": lambda x: x,  # Falcon-H1
+}
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prompt that has been read once: its tokens, its single-row cache, the state its first token is drawn from."""
+
+    tokens: tuple[int, ...]
+    cache: DynamicCache
+    hidden: torch.Tensor  # (1, d)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+class Policy:
+    """A frozen causal LM and its tokenizer, ready to be steered."""
+
+    def __init__(self, model, tokenizer, name: str | None = None):
+        if model.training:
+            raise MisvoError("the model is in training mode, where dropout changes its answers: call model.eval() first.")
+        self.model, self.tokenizer = model, tokenizer
+        self.name = name or getattr(model, "name_or_path", "") or type(model).__name__
+        self.config = model.config.get_text_config(decoder=True)
+        self.body = model.base_model
+        self.head = _find_head(model, self.config)
+        self.eos_tokens = torch.tensor(_eos_tokens(model, tokenizer), dtype=torch.long)
+        self._check_head()
+
+    @classmethod
+    def from_pretrained(
+        cls, name, *, dtype="auto", device=None, device_map=None, revision=None, trust_remote_code=False
+    ) -> "Policy":
+        """Load an embedded model by its name, or any causal LM by Hugging Face id or folder."""
+        known = name in embedded.MODELS
+        folder = embedded.model_folder(name) if known else name
+        options = {"revision": revision, "trust_remote_code": trust_remote_code}
+        try:
+            with embedded.quiet() if known else nullcontext():
+                tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+                model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=device_map, **options)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            kind = "folder" if Path(str(name)).is_dir() else "name"
+            raise MisvoError(
+                f"no model could be loaded from the {kind} {name!r}: give an embedded name "
+                f"({', '.join(embedded.MODELS)}), a Hugging Face id or a folder ({reason})"
+            ) from error
+        if device is not None:
+            model = model.to(device)
+        return cls(model.eval(), tokenizer, name=str(name))
+
+    @property
+    def device(self) -> torch.device:
+        return self.body.get_input_embeddings().weight.device
+
+    @property
+    def context_length(self) -> int | None:
+        return getattr(self.config, "max_position_embeddings", None)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a string or of chat messages, through the chat template where the model has one."""
+        return render(self.tokenizer, prompt)
+
+    def decode(self, tokens) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        limit = self.context_length
+        if limit is not None and prompt_tokens + max_new_tokens > limit:
+            raise MisvoError(
+                f"the prompt has {prompt_tokens} tokens and max_new_tokens is {max_new_tokens}, "
+                f"but {self.name} has a context of {limit} tokens."
+            )
+
+    @torch.no_grad()
+    def prefill(self, tokens, max_new_tokens: int) -> Prefix:
+        """Read a prompt once; every rollout of every step begins from what this returns."""
+        self.check_length(len(tokens), max_new_tokens)
+        cache = DynamicCache(config=self.model.config)
+        ids = torch.tensor([list(tokens)], device=self.device)
+        output = self.body(input_ids=ids, past_key_values=cache, use_cache=True)
+        return Prefix(tuple(tokens), output.past_key_values, output.last_hidden_state[:, -1].to(self.head.device))
+
+    def body_step(self, tokens, cache, depths: torch.Tensor) -> torch.Tensor:
+        """One more token for every row, (B,) -> (B, d); `depths` (B,) says how many tokens each row has read."""
+        pads = int(depths.max()) - depths
+        mask = None  # rows of one length need no mask, and attention is quicker without
+        if pads.any():
+            mask = (torch.arange(int(depths.max()) + 1) >= pads[:, None]).long().to(self.device)
+        output = self.body(
+            input_ids=tokens.to(self.device)[:, None],
+            attention_mask=mask,
+            position_ids=depths.to(self.device)[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state[:, -1].to(self.head.device)
+
+    def rows_that_fit(self, prefix: Prefix, max_new_tokens: int, extra: int = 0) -> int:
+        """How many rows may decode at once within half of the memory that is free now (at most 256).
+
+        `extra` is what a row takes beside its cache and its laws, in bytes.
+        """
+        per_token, fixed = bytes_per_row(prefix.cache)
+        # A growing cache is copied as it grows, and sampling holds about four vocabulary-sized vectors a row.
+        row = 2 * (per_token * (prefix.length + max_new_tokens) + fixed) + 16 * self.head.vocab_size + extra
+        return max(1, min(256, int(0.5 * _free_memory(self.head.device) / row)))
+
+    def generate(
+        self,
+        prompt: Prompt,
+        steering=None,
+        *,
+        samples: int | None = None,
+        max_new_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> str | list[str]:
+        """Sample from the (steered) policy: one text, or a list of `samples` texts.
+
+        Positions beyond the steering's length are not steered.
+        """
+        if max_new_tokens is None:
+            max_new_tokens = 512 if steering is None else len(steering.vectors)
+        if steering is not None:
+            steering.check(self)
+        prefix = self.prefill(self.encode(prompt), max_new_tokens)
+        request = Request(
+            prefix=prefix,
+            stream=RandomStream(seed, prefix.tokens),
+            step=0,
+            rollouts=range(samples or 1),
+            max_new_tokens=max_new_tokens,
+            shift=None if steering is None else self.head.shift(steering.vectors[:max_new_tokens]),
+            keep_scores=False,
+        )
+        engine = Engine(self, self.rows_that_fit(prefix, max_new_tokens), Sampler(temperature, top_p))
+        rollouts = engine.submit(request)
+        while engine.busy:
+            engine.advance()
+        rows = zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), strict=True)
+        texts = [self.decode(tokens[:length]) for tokens, length in rows]
+        return texts if samples is not None else texts[0]
+
+    @torch.no_grad()
+    def _check_head(self):
+        """Compare `head(body(x))` with the model's own logits on a few tokens."""
+        ids = torch.arange(1, 6, device=self.device).remainder_(self.head.vocab_size)[None]
+        hidden = self.body(input_ids=ids, use_cache=False).last_hidden_state
+        own = self.model(input_ids=ids, use_cache=False).logits.to(self.head.dtype)[0]
+        ours = self.head.logits(hidden[0]).to(own.device)
+        spread = own.abs().max().clamp(min=1e-6)
+        precision = torch.finfo(self.head.weight.dtype).eps
+        if ours.shape != own.shape or (ours - own).abs().max() > 8 * precision**0.75 * spread:
+            raise MisvoError(f"the logits of {self.name} are not a linear function of its last hidden state; it cannot be steered.")
+
+
+def _find_head(model, config) -> Head:
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        raise MisvoError(f"this model soft-caps its logits (at {cap}), so its head is not linear and cannot be steered.")
+    layer = model.get_output_embeddings()
+    if not isinstance(layer, torch.nn.Linear):
+        raise MisvoError(f"the head of {type(model).__name__} is {type(layer).__name__}, not a linear layer, and cannot be steered.")
+    scales = [convert(getattr(config, name)) for name, convert in LOGIT_SCALES.items() if getattr(config, name, None)]
+    return Head(layer.weight, layer.bias, scale=scales[0] if scales else 1.0)
+
+
+def _eos_tokens(model, tokenizer) -> list[int]:
+    """Every token that ends a response: generation_config may list several, the tokenizer names one."""
+    config = getattr(model, "generation_config", None)
+    listed = getattr(config, "eos_token_id", None)
+    listed = listed if isinstance(listed, list) else [listed]
+    return sorted({token for token in [*listed, getattr(tokenizer, "eos_token_id", None)] if token is not None})
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "cpu" and Path("/proc/meminfo").exists():
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    return 8 * 2**30  # a machine that does not tell: assume a modest one

@@ -1,0 +1,92 @@
+"""What a steering run hands back: every response, a trace row per step, the vectors, and how far they moved."""
+
+from dataclasses import dataclass, field
+
+from misvo.errors import MisvoError
+from misvo.prompts import Prompt
+from misvo.settings import Settings
+from misvo.steering import Steering
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One sampled response."""
+
+    step: int  # from 0
+    rollout: int
+    tokens: list[int]  # up to and with EOS
+    text: str
+    reward: float | None  # None where the reward could not score it
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A KL to the reference in nats: for each position, and in total."""
+
+    per_position: list[float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.per_position)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A position that steering moved: its KL_ref, and the tokens whose mean probability rose most there."""
+
+    position: int
+    kl: float
+    tokens: list[tuple[str, float, float]]  # text, probability before, probability after
+
+
+@dataclass
+class Result:
+    """The outcome for one prompt. `trace` has a dict per step; see docs in `misvo.steer`."""
+
+    prompt: Prompt
+    settings: Settings
+    candidates: list[Candidate] = field(default_factory=list)
+    trace: list[dict] = field(default_factory=list)
+    steering: Steering | None = None
+    kl_ref: Divergence | None = None  # eq:kl-estimator, where it was asked for
+    moved: list[Moved] = field(default_factory=list)  # with kl_ref: the positions that moved most
+    prefill_seconds: float = 0.0
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate with the highest reward, the first of equals."""
+        scored = [candidate for candidate in self.candidates if candidate.reward is not None]
+        if not scored:
+            raise MisvoError("no response of this run has a reward.")
+        return max(scored, key=lambda candidate: candidate.reward)
+
+    @property
+    def text(self) -> str:
+        return self.best.text
+
+    @property
+    def reward(self) -> float:
+        return self.best.reward
+
+    @property
+    def reference(self) -> Candidate:
+        """What the model said before any steering: the first rollout of the first step."""
+        return self.candidates[0]
+
+    def to_dict(self) -> dict:
+        """Plain data for JSON; the vectors stay out (`steering.save_pretrained` keeps them)."""
+        best = self.best
+        return {
+            "prompt": self.prompt,
+            "text": best.text,
+            "reward": best.reward,
+            "best": {"step": best.step, "rollout": best.rollout},
+            "reference": {"text": self.reference.text, "reward": self.reference.reward},
+            "norm": None if self.steering is None else self.steering.norm,
+            "kl_ref": None if self.kl_ref is None else self.kl_ref.total,
+            "kl_ref_per_position": None if self.kl_ref is None else self.kl_ref.per_position,
+            "moved": [vars(moved) for moved in self.moved],
+            "settings": self.settings.to_dict(),
+            "trace": self.trace,
+            "candidates": [vars(candidate) for candidate in self.candidates],
+        }

@@ -1,0 +1,94 @@
+"""Steering as a value: the vectors u (T, d), what they were made for, and the arithmetic of vectors.
+
+    half = 0.5 * result.steering
+    half.save_pretrained("calm"); misvo.Steering.from_pretrained("calm")
+
+A folder holds `steering.safetensors` and `steering.json`. Vectors fit one head only, so the head's fingerprint
+travels with them and `check` refuses any other.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch.nn.functional import pad
+
+from misvo.errors import MisvoError
+
+WEIGHTS, METADATA = "steering.safetensors", "steering.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Steering:
+    """One vector per position, added to the hidden state before the LM head."""
+
+    vectors: torch.Tensor  # (T, d) fp32, on the CPU
+    head: str | None = None  # fingerprint of the head that they were made for
+    metadata: dict = field(default_factory=dict)  # model name, prompt, settings, seed
+
+    @property
+    def norm(self) -> float:
+        """‖u‖, the Euclidean norm of all positions stacked."""
+        return self.vectors.norm().item()
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __add__(self, other: "Steering") -> "Steering":
+        if not isinstance(other, Steering):
+            return NotImplemented
+        width = {self.vectors.shape[1], other.vectors.shape[1]}
+        if len(width) > 1 or (self.head and other.head and self.head != other.head):
+            raise MisvoError("these two steerings were made for different heads and cannot be added.")
+        longest = max(len(self), len(other))
+        a, b = (pad(s.vectors, (0, 0, 0, longest - len(s))) for s in (self, other))
+        return replace(self, vectors=a + b, head=self.head or other.head)
+
+    def __mul__(self, factor: float) -> "Steering":
+        if not isinstance(factor, int | float):
+            return NotImplemented
+        return replace(self, vectors=self.vectors * factor)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> "Steering":
+        return self * -1.0
+
+    def __sub__(self, other: "Steering") -> "Steering":
+        return self + -other if isinstance(other, Steering) else NotImplemented
+
+    def check(self, policy) -> None:
+        """Refuse a policy whose head is not the one that these vectors were made for."""
+        if self.vectors.shape[1] != policy.head.hidden_size or (self.head and self.head != policy.head.fingerprint):
+            made_for = self.metadata.get("model", "another model")
+            raise MisvoError(f"this steering was made for {made_for}, whose LM head is not the one of {policy.name}.")
+
+    def save_pretrained(self, folder) -> None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        safetensors.torch.save_file({"vectors": self.vectors.contiguous()}, folder / WEIGHTS)
+        text = json.dumps({"format": "misvo-steering-1", "head": self.head, **self.metadata}, indent=2)
+        (folder / METADATA).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, folder) -> "Steering":
+        folder = Path(folder)
+        for name in (WEIGHTS, METADATA):
+            if not (folder / name).is_file():
+                raise MisvoError(f"{folder} holds no saved steering: {name} is missing.")
+        try:
+            vectors = safetensors.torch.load_file(folder / WEIGHTS)["vectors"]
+        except (safetensors.SafetensorError, KeyError) as error:
+            raise MisvoError(f"{folder / WEIGHTS} is truncated or not a steering in safetensors format ({error}).") from error
+        try:
+            metadata = json.loads((folder / METADATA).read_text(encoding="utf-8"))
+            head = metadata.pop("head")
+            metadata.pop("format")
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError) as error:
+            raise MisvoError(f"{folder / METADATA} is not the description of a steering.") from error
+        if vectors.ndim != 2 or not torch.isfinite(vectors).all():
+            raise MisvoError(f"{folder / WEIGHTS} does not hold finite vectors of shape (positions, hidden size).")
+        return cls(vectors, head, metadata)
