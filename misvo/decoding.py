@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from misvo import cache as kv
+from misvo.head import softmax, token_kl
 from misvo.sampling import RandomStream, Sampler
 
 # (rollouts, position, hidden states of those rollouts (B, d)) -> vectors to add to them (B, d)
@@ -167,14 +168,13 @@ class Engine:
         """Draw the next token of every row, and hand each segment its part of what the laws say."""
         head, sampler = self.policy.head, self.sampler
         logits = head.logits(self._hidden).div_(sampler.temperature)  # (B, V)
-        probs, ref_partition = _softmax(logits)
+        probs, ref_partition = softmax(logits)
         partition, shift = ref_partition, self._shifts()
         record = {}
         if shift is not None:
             logits += shift
-            probs, partition = _softmax(logits)
-            # eq:per-token-kl-exact; clamped because rounding may leave a zero slightly negative
-            record["kl"] = (ref_partition - partition + torch.linalg.vecdot(probs, shift)).clamp_(min=0)
+            probs, partition = softmax(logits)
+            record["kl"] = token_kl(ref_partition, partition, probs, shift)
         uniforms = torch.cat([s.job.uniforms[s.rows, s.position] for s in self._segments])
         tokens, kept = sampler.draw(probs, uniforms)
         chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
@@ -268,14 +268,3 @@ class Engine:
         """Run the body on the last token of every row that goes on."""
         self._hidden = self.policy.body_step(tokens, self._cache, self._depths)
         self._depths = self._depths + 1
-
-
-def _softmax(logits):
-    """Probabilities (B, V) and log-partition values (B,) of logits.
-
-    The latter in fp64, so that the difference of two of them keeps its small digits.
-    """
-    top = logits.amax(-1, keepdim=True)
-    probs = (logits - top).exp_()
-    total = probs.sum(-1, keepdim=True)
-    return probs.div_(total), (top.double() + total.double().log()).squeeze(-1)

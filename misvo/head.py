@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch.nn.functional import embedding_bag, linear
 
-BLOCK_BYTES = 64 * 2**20  # working memory of one block of a chunked product
+BLOCK_BYTES = 16 * 2**20  # working memory of one block of a chunked product
 
 
 class Head:
@@ -51,8 +51,10 @@ class Head:
             out.addmm_(x[:, start : start + len(block)], block)
         return self._scaled(out)
 
-    def project_sparse(self, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Wᵀp for a p that is `weights` (n, s) on `tokens` (n, s) and zero elsewhere."""
+    def project_sparse(self, tokens: torch.Tensor | None, weights: torch.Tensor) -> torch.Tensor:
+        """Wᵀp for a p that is `weights` (n, s) on `tokens` (n, s) and zero elsewhere; no tokens mean all of them."""
+        if tokens is None:
+            return self.project(weights)
         if self.weight.dtype == self.dtype:
             return self._scaled(embedding_bag(tokens, self.weight, mode="sum", per_sample_weights=weights))
         rows = [w @ self.weight[t].to(self.dtype) for t, w in zip(tokens, weights, strict=True)]
@@ -112,3 +114,22 @@ def position_blocks(positions: int, head: Head, rows: int = 1) -> list[slice]:
     """Slices of positions so small that `rows` vocabulary-sized vectors for each stay within BLOCK_BYTES."""
     size = max(1, BLOCK_BYTES // (rows * head.vocab_size * head.dtype.itemsize))
     return [slice(start, min(start + size, positions)) for start in range(0, positions, size)]
+
+
+def softmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities (n, V) and log-partition values A (n,) of logits (n, V).
+
+    The latter in fp64, so that the difference of two of them keeps its small digits.
+    """
+    top = logits.amax(-1, keepdim=True)
+    probs = (logits - top).exp_()
+    total = probs.sum(-1, keepdim=True)
+    return probs.div_(total), (top.double() + total.double().log()).squeeze(-1)
+
+
+def token_kl(ref_partition, partition, probs, shift) -> torch.Tensor:
+    """KL(π_u ‖ π_ref) = A(z) − A(z+δ) + ⟨π_u, δ⟩ of each row (eq:per-token-kl-exact), (n,) in fp64.
+
+    Clamped, because rounding may leave a zero slightly negative.
+    """
+    return (ref_partition - partition + torch.linalg.vecdot(probs, shift)).clamp_(min=0)

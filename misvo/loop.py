@@ -198,11 +198,12 @@ class _Run:
         if u is not None:
             metadata = {"model": self.policy.name, "prompt": result.prompt, "settings": settings.to_dict()}
             result.steering = Steering(u.float().cpu(), self.policy.head.fingerprint, metadata)
+        del self.method, self.prefix  # what they hold is as large as what the meter needs
         if self.reference is not None:
             result.kl_ref = meter.kl_ref(self.policy.head, self.reference, u, settings.temperature)
             result.moved = meter.most_moved(self.policy, self.reference, u, result.kl_ref, settings.temperature)
+        del self.reference
         self.complete = True
-        del self.method, self.prefix, self.reference
 
 
 def _settings(options: dict) -> Settings:

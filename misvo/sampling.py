@@ -37,34 +37,42 @@ class RandomStream:
 
 @dataclass(frozen=True)
 class Nucleus:
-    """The tokens that top-p keeps, in the order of the vocabulary: ids and renormalised weights, both (B, s)."""
+    """The law that top-p leaves, in the order of the vocabulary: (B, s) weights on `tokens` (B, s) while nuclei are
+    narrow, (B, V) weights and no tokens where one is so wide that nothing is gained by picking it out."""
 
-    tokens: torch.Tensor
-    weights: torch.Tensor  # zero where a row's nucleus is smaller than the widest one
+    tokens: torch.Tensor | None
+    weights: torch.Tensor  # renormalised; zero outside a row's nucleus
+
+    def draw(self, uniforms: torch.Tensor) -> torch.Tensor:
+        index = inverse_cdf(self.weights, uniforms)
+        return index if self.tokens is None else self.tokens.gather(-1, index[:, None]).squeeze(-1)
+
+
+NARROW = 1024  # a nucleus of at most this many tokens is found without sorting the vocabulary
 
 
 def nucleus(probs: torch.Tensor, top_p: float) -> Nucleus:
-    """Keep every token whose more probable tokens together hold less than `top_p`; ties stand or fall together.
+    """Keep every token whose more probable tokens together hold less than `top_p`; ties stand or fall together."""
+    top, tokens = probs.topk(min(NARROW, probs.shape[-1]), dim=-1)  # (B, s), falling
+    least = _least_kept(top, top_p)
+    wide = (top[:, -1] >= least) & (top.shape[-1] < probs.shape[-1])  # the nucleus may go on beyond the top
+    for row in torch.nonzero(wide).squeeze(-1):
+        least[row] = _least_kept(probs[row : row + 1].sort(-1, descending=True).values, top_p)
+    if wide.any():
+        tokens, weights = None, torch.where(probs >= least[:, None], probs, 0.0)
+    else:
+        width = int((top >= least[:, None]).sum(-1).max())
+        order = tokens[:, :width].argsort(-1)  # ties have no order of their own; the vocabulary has one
+        tokens = tokens[:, :width].gather(-1, order)
+        weights = torch.where(top >= least[:, None], top, 0.0)[:, :width].gather(-1, order)
+    return Nucleus(tokens, weights.div_(weights.sum(-1, keepdim=True)))
 
-    Only the top of the distribution is sorted: the candidate set doubles until the nucleus ends inside it.
-    """
-    vocab = probs.shape[-1]
-    size = min(256, vocab)
-    while True:
-        top, tokens = probs.topk(size, dim=-1)  # (B, s), falling
-        before = top.cumsum(-1, dtype=torch.float64) - top  # mass ahead of each token
-        # A token that ties with its neighbour has the same more-probable tokens ahead of it.
-        first_of_tie = torch.searchsorted(-top, -top, right=False)
-        kept = before.gather(-1, first_of_tie) < top_p
-        if size == vocab or not kept[:, -1].any():
-            break
-        size = min(2 * size, vocab)
-    width = int(kept.sum(-1).max())
-    weights = torch.where(kept, top, 0.0)[:, :width]
-    order = tokens[:, :width].argsort(-1)  # ties have no order of their own; the vocabulary has one
-    weights = weights.gather(-1, order)
-    weights = weights / weights.sum(-1, keepdim=True)
-    return Nucleus(tokens[:, :width].gather(-1, order), weights)
+
+def _least_kept(falling, top_p):
+    """The smallest probability whose more probable tokens hold less than `top_p`, (B, s) falling -> (B,)."""
+    before = falling.cumsum(-1, dtype=torch.float64) - falling
+    count = (before < top_p).sum(-1, keepdim=True)
+    return falling.gather(-1, count - 1).squeeze(-1)
 
 
 def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -106,5 +114,4 @@ class Sampler:
         if self.top_p == 1.0:
             return inverse_cdf(probs, uniforms), None
         kept = nucleus(probs, self.top_p)
-        index = inverse_cdf(kept.weights, uniforms)
-        return kept.tokens.gather(-1, index[:, None]).squeeze(-1), kept
+        return kept.draw(uniforms), kept

@@ -19,6 +19,7 @@ class Misvo:
         self.shift = None  # Wu (T, V): sampling and the cost of one step share it
 
     def propose(self, step):
+        self.shift = None  # let the old one go before the new one is made
         if step > 0:
             self.shift = self.head.shift(self.vectors)
         return {"shift": self.shift, "keep_fisher": self.cost.needs_fisher(step)}

@@ -1,0 +1,158 @@
+"""The command line. `misvo --help` answers at once: nothing here imports torch until a command needs it."""
+
+import json
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from misvo import __version__
+from misvo.errors import MisvoError, RewardError
+from misvo.settings import COSTS, METHODS, Settings
+
+app = typer.Typer(
+    help="Steer a frozen language model toward any reward at test time, and change it as little as possible.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+class Kind(StrEnum):
+    models = "models"
+    rewards = "rewards"
+    methods = "methods"
+    costs = "costs"
+
+
+def _version(wanted: bool):
+    if wanted:
+        typer.echo(f"misvo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+):
+    pass
+
+
+@app.command()
+def steer(
+    prompt: Annotated[str, typer.Argument(help="What to ask the model; `-` reads it from standard input.")],
+    reward: Annotated[
+        str,
+        typer.Option(help="What to steer toward: `sentiment`, `similarity:TEXT`, `length:WORDS`, `file.py:function` or `module:function`."),
+    ] = "sentiment",
+    model: Annotated[str, typer.Option(help="An embedded model, a Hugging Face id or a folder.")] = "smollm2-135m",
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = Settings.method,
+    cost: Annotated[str, typer.Option(help=f"What the penalty of misvo calls far: {', '.join(COSTS)}.")] = Settings.cost,
+    rollouts: Annotated[int, typer.Option("--rollouts", "-k", help="Responses sampled per step (K).")] = Settings.rollouts,
+    steps: Annotated[int, typer.Option("--steps", "-n", help="Steps (N); K·N responses in all.")] = Settings.steps,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-t", help="Tokens per response (T).")] = 64,
+    learning_rate: Annotated[float, typer.Option(help="Step size η, in units of reward times head geometry.")] = Settings.learning_rate,
+    penalty: Annotated[float | None, typer.Option(help="Weight λ of the cost. [default: 1 for misvo]", show_default=False)] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = Settings.temperature,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling: keep the most probable tokens of this mass.")] = Settings.top_p,
+    seed: Annotated[int, typer.Option(help="The result is a function of this, the prompt and the settings.")] = Settings.seed,
+    save: Annotated[Path | None, typer.Option(help="Folder for the steering vectors and all responses.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture of the run: reward by generations, KL by position.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")] = False,
+    dtype: Annotated[str, typer.Option(help="Precision of the weights: auto, float32, bfloat16, float16.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="Where the model runs, such as `cpu` or `cuda:0`.")] = None,
+    device_map: Annotated[str | None, typer.Option(help="Spread a large model, such as `auto`.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the checkpoint.")] = False,
+):
+    """Sample, score and steer, then show the best response beside the reference.
+
+    Example: `misvo steer "Give me one tip for sleeping better." --reward length:12 -k 16 -n 8 -t 40`
+    """
+    settings = Settings(
+        method, cost, rollouts, steps, max_new_tokens, learning_rate, penalty, temperature, top_p, seed, kl_ref=True
+    )
+    _quiet_libraries()
+    import misvo
+    from misvo import prompts, rewards, view
+
+    prompt = sys.stdin.read() if prompt == "-" else prompt
+    prompts.check(prompt)
+    score = rewards.load(reward)
+    with view.loading(model):
+        policy = misvo.Policy.from_pretrained(
+            model, dtype=dtype, device=device, device_map=device_map, revision=revision, trust_remote_code=trust_remote_code
+        )
+    try:
+        with view.Progress(settings) as progress:
+            result = misvo.steer(policy, prompt, score, on_step=progress.update, **settings.to_dict())
+    except RewardError as error:
+        if save is not None and error.result is not None and error.result.candidates:
+            _save(error.result, save)
+            raise MisvoError(f"{error} What was done until then is in {save}.") from error
+        raise
+    if save is not None:
+        _save(result, save)
+    if plot is not None:
+        from misvo.plots import plot_run
+
+        plot_run(result, plot)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict()))
+    else:
+        view.show(result, reward)
+
+
+@app.command("list")
+def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
+    """List what goes by a name: models, rewards, methods, costs."""
+    if kind is Kind.models:
+        from misvo.embedded import MODELS
+
+        rows = {name: entry.about for name, entry in MODELS.items()} | {"ID or FOLDER": "any causal LM of transformers"}
+    elif kind is Kind.rewards:
+        from misvo.rewards import EMBEDDED
+
+        rows = {f"{name}:{argument}" if argument else name: about for name, (_, _, argument, about) in EMBEDDED.items()}
+        rows |= {"file.py:function": "a function of your own", "module:function": "a function of an installed module"}
+    else:
+        rows = METHODS if kind is Kind.methods else COSTS
+    width = max(map(len, rows))
+    for name, about in rows.items():
+        typer.echo(f"{name:<{width}}  {about}")
+
+
+def _save(result, folder: Path):
+    folder.mkdir(parents=True, exist_ok=True)
+    if result.steering is not None:
+        result.steering.save_pretrained(folder)
+    (folder / "result.json").write_text(json.dumps(result.to_dict()) + "\n", encoding="utf-8")
+
+
+def _quiet_libraries():
+    """This process is ours: passive OpenMP threads (before torch is imported), and no chatter of libraries."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def main():
+    try:
+        app()
+    except MisvoError as error:
+        typer.echo(f"misvo: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("misvo: stopped.", err=True)
+        sys.exit(130)
+    except OSError as error:  # a folder that cannot be written, a full disk
+        typer.echo(f"misvo: {error}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What a run looks like in a terminal: progress on standard error, the result on standard output."""
+
+import sys
+import time
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from misvo.result import Result
+from misvo.settings import Settings
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def loading(model: str):
+    """A spinner on standard error while a model loads; the first load of an embedded model converts it."""
+    return Console(stderr=True).status(f"Loading {model} (an embedded model is converted once, in about 20 s)")
+
+
+class Progress:
+    """A bar per step with the mean and best reward and the KL; silent where standard error is not a terminal."""
+
+    def __init__(self, settings: Settings):
+        columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps")]
+        columns += [TextColumn("{task.fields[state]}"), TimeElapsedColumn(), TimeRemainingColumn()]
+        self.console = Console(stderr=True)
+        self.bar = Bar(*columns, console=self.console, transient=True)
+        self.task = self.bar.add_task(f"Steering with {settings.method}", total=settings.steps, state="")
+        self.plain_since = time.monotonic()
+
+    def __enter__(self):
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_):
+        self.bar.stop()
+
+    def update(self, _, row: dict):
+        state = f"mean {row['mean']:.3f}  best {row['best']:.3f}  KL {row['kl']:.2f}"
+        self.bar.update(self.task, advance=1, state=state)
+        if not self.console.is_terminal:  # a log file wants lines, not a bar
+            print(f"step {row['step']}: {state}", file=sys.stderr, flush=True)
+        if "note" in row:
+            self.bar.console.print(f"step {row['step']}: {row['note']}", style="yellow", highlight=False)
+
+
+def show(result: Result, reward: str) -> None:
+    """The best response beside the reference, the reward trajectory, and what moved."""
+    console = Console(highlight=False)
+    best, reference = result.best, result.reference
+    pair = Table.grid(expand=True, padding=(0, 1))
+    pair.add_column(ratio=1)
+    pair.add_column(ratio=1)
+    unsteered = "not scored" if reference.reward is None else f"{reward} {reference.reward:.3f}"
+    pair.add_row(
+        Panel(escape(best.text.strip()) or "(empty)", title=f"best: {escape(reward)} {best.reward:.3f}", border_style="green"),
+        Panel(escape(reference.text.strip()) or "(empty)", title=f"reference: {escape(unsteered)}", border_style="dim"),
+    )
+    console.print(pair)
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name in ("mean", "max", "best"):
+        values = [row[name] for row in result.trace]
+        table.add_row(f"{name} reward", sparkline(values), f"{values[0]:.3f} → {values[-1]:.3f}")
+    kls = [row["kl"] for row in result.trace]
+    if result.steering is not None:
+        table.add_row("sequence KL", sparkline(kls), f"{kls[0]:.2f} → {kls[-1]:.2f} nats a response")
+        table.add_row("vectors", "", f"‖u‖ = {result.steering.norm:.2f}" + _kl_ref(result))
+    seconds = sum(sum(row["seconds"].values()) for row in result.trace)
+    tokens = sum(row["tokens"] for row in result.trace)
+    table.add_row("work", "", f"{len(result.candidates)} responses, {tokens} tokens, {seconds:.1f} s")
+    unscored = sum(row["unscored"] for row in result.trace)
+    if unscored:
+        table.add_row("not scored", "", f"{unscored} responses")
+    console.print(table)
+
+    if result.moved:
+        moved = Table(title="tokens promoted most, where the model moved most", title_justify="left", box=None)
+        for heading in ("position", "KL", "token: probability before → after"):
+            moved.add_column(heading)
+        for entry in result.moved:
+            rises = "  ".join(f"{escape(repr(text))} {a:.3f}→{b:.3f}" for text, a, b in entry.tokens)
+            moved.add_row(str(entry.position), f"{entry.kl:.3f}", rises)
+        console.print(moved)
+
+
+def sparkline(values: list[float]) -> str:
+    """A small picture of a series, one block per value."""
+    low, high = min(values), max(values)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((value - low) * scale)] for value in values)
+
+
+def _kl_ref(result):
+    return "" if result.kl_ref is None else f", KL on reference prefixes {result.kl_ref.total:.2f} nats"

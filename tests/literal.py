@@ -1,0 +1,88 @@
+"""Algorithm 1 of the paper, written literally and for small models only: the oracle of the replay tests.
+
+Full forward passes without a cache, K×T×V probabilities, explicit d×d Fisher matrices, fp64 throughout. It shares
+no code with the package: it takes tokens and rewards, and rebuilds the vectors.
+"""
+
+import copy
+
+import torch
+
+
+def effective_head(model):
+    """W and b of logits = W h + b, with any scalar on the logits folded in."""
+    config, layer = model.config.get_text_config(), model.get_output_embeddings()
+    scale = 1.0
+    if model.config.model_type == "granite":
+        scale = 1 / config.logits_scaling
+    if model.config.model_type == "cohere":
+        scale = config.logit_scale
+    return layer.weight.detach().double() * scale
+
+
+def truncate(p, top_p):
+    """The nucleus of one distribution, by sorting all of it."""
+    order = p.argsort(descending=True)
+    out, mass = torch.zeros_like(p), 0.0
+    for token in order:
+        if mass >= top_p:
+            break
+        out[token] = p[token]
+        mass += p[token].item()
+    return out / out.sum()
+
+
+class Literal:
+    def __init__(self, model, prompt_tokens, T, temperature=1.0, top_p=1.0):
+        self.model = copy.deepcopy(model).double()
+        self.W = effective_head(model)
+        self.prompt, self.T, self.tau, self.top_p = list(prompt_tokens), T, temperature, top_p
+
+    @torch.no_grad()
+    def logits(self, tokens):
+        """Reference logits at every position of a response, (length, V)."""
+        ids = torch.tensor([self.prompt + list(tokens)])
+        return self.model(input_ids=ids).logits[0, len(self.prompt) - 1 : -1].double()
+
+    def law(self, z, u):
+        return torch.softmax((z + self.W @ u) / self.tau, dim=-1)
+
+    def fisher(self, p):
+        return self.W.T @ (torch.diag(p) - torch.outer(p, p)) @ self.W / self.tau**2
+
+    def run(self, candidates, steps, K, cost, eta, penalty):
+        u = torch.zeros(self.T, self.W.shape[1], dtype=torch.float64)
+        sigma = None
+        for n in range(steps):
+            rows = [c for c in candidates if c.step == n]
+            logits = [self.logits(c.tokens) for c in rows]
+            if n == 0:
+                sigma = self.cost_matrices(cost, rows, logits, K)
+            rewards = torch.tensor([c.reward for c in rows], dtype=torch.float64)
+            u_next = u.clone()
+            for t in range(self.T):
+                g = torch.zeros(self.W.shape[1], dtype=torch.float64)
+                for i, c in enumerate(rows):
+                    if t >= len(c.tokens):
+                        continue
+                    baseline = (rewards.sum() - rewards[i]) / (K - 1)
+                    p = self.law(logits[i][t], u[t])
+                    if self.top_p < 1:
+                        p = truncate(p, self.top_p)
+                    e = torch.zeros_like(p)
+                    e[c.tokens[t]] = 1.0
+                    g += (rewards[i] - baseline) * (self.W.T @ (e - p)) / self.tau / K
+                u_next[t] = u[t] + eta * (g - penalty * sigma[t] @ u[t])
+            u = u_next
+        return u
+
+    def cost_matrices(self, cost, rows, logits, K):
+        d = self.W.shape[1]
+        sigma = torch.zeros(self.T, d, d, dtype=torch.float64)
+        if cost == "euclidean":
+            return sigma + torch.eye(d, dtype=torch.float64)
+        if cost == "frozen-fisher":
+            for z, c in zip(logits, rows, strict=True):
+                for t in range(len(c.tokens)):
+                    sigma[t] += self.fisher(torch.softmax(z[t] / self.tau, dim=-1)) / K
+        return sigma
