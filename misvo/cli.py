@@ -37,7 +37,9 @@ def _version(wanted: bool):
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
 ):
     pass
 
@@ -47,21 +49,37 @@ def steer(
     prompt: Annotated[str, typer.Argument(help="What to ask the model; `-` reads it from standard input.")],
     reward: Annotated[
         str,
-        typer.Option(help="What to steer toward: `sentiment`, `similarity:TEXT`, `length:WORDS`, `file.py:function` or `module:function`."),
+        typer.Option(
+            help="What to steer toward: `sentiment`, `similarity:TEXT`, `length:WORDS`, `file.py:function`, `module:f`."
+        ),
     ] = "sentiment",
     model: Annotated[str, typer.Option(help="An embedded model, a Hugging Face id or a folder.")] = "smollm2-135m",
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = Settings.method,
-    cost: Annotated[str, typer.Option(help=f"What the penalty of misvo calls far: {', '.join(COSTS)}.")] = Settings.cost,
-    rollouts: Annotated[int, typer.Option("--rollouts", "-k", help="Responses sampled per step (K).")] = Settings.rollouts,
+    cost: Annotated[
+        str, typer.Option(help=f"What the penalty of misvo calls far: {', '.join(COSTS)}.")
+    ] = Settings.cost,
+    rollouts: Annotated[
+        int, typer.Option("--rollouts", "-k", help="Responses sampled per step (K).")
+    ] = Settings.rollouts,
     steps: Annotated[int, typer.Option("--steps", "-n", help="Steps (N); K·N responses in all.")] = Settings.steps,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-t", help="Tokens per response (T).")] = 64,
-    learning_rate: Annotated[float, typer.Option(help="Step size η, in units of reward times head geometry.")] = Settings.learning_rate,
-    penalty: Annotated[float | None, typer.Option(help="Weight λ of the cost. [default: 1 for misvo]", show_default=False)] = None,
+    learning_rate: Annotated[
+        float, typer.Option(help="Step size η, in units of reward times head geometry.")
+    ] = Settings.learning_rate,
+    penalty: Annotated[
+        float | None, typer.Option(help="Weight λ of the cost. [default: 1 for misvo]", show_default=False)
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = Settings.temperature,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling: keep the most probable tokens of this mass.")] = Settings.top_p,
-    seed: Annotated[int, typer.Option(help="The result is a function of this, the prompt and the settings.")] = Settings.seed,
+    top_p: Annotated[
+        float, typer.Option(help="Nucleus sampling: keep the most probable tokens of this mass.")
+    ] = Settings.top_p,
+    seed: Annotated[
+        int, typer.Option(help="The result is a function of this, the prompt and the settings.")
+    ] = Settings.seed,
     save: Annotated[Path | None, typer.Option(help="Folder for the steering vectors and all responses.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Picture of the run: reward by generations, KL by position.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Picture of the run: reward by generations, KL by position.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")] = False,
     dtype: Annotated[str, typer.Option(help="Precision of the weights: auto, float32, bfloat16, float16.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Where the model runs, such as `cpu` or `cuda:0`.")] = None,
@@ -74,7 +92,17 @@ def steer(
     Example: `misvo steer "Give me one tip for sleeping better." --reward length:12 -k 16 -n 8 -t 40`
     """
     settings = Settings(
-        method, cost, rollouts, steps, max_new_tokens, learning_rate, penalty, temperature, top_p, seed, kl_ref=True
+        method,
+        cost,
+        rollouts,
+        steps,
+        max_new_tokens,
+        learning_rate,
+        penalty,
+        temperature,
+        top_p,
+        seed,
+        kl_ref=True,
     )
     _quiet_libraries()
     import misvo
@@ -85,7 +113,12 @@ def steer(
     score = rewards.load(reward)
     with view.loading(model):
         policy = misvo.Policy.from_pretrained(
-            model, dtype=dtype, device=device, device_map=device_map, revision=revision, trust_remote_code=trust_remote_code
+            model,
+            dtype=dtype,
+            device=device,
+            device_map=device_map,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
         )
     try:
         with view.Progress(settings) as progress:
@@ -118,7 +151,10 @@ def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
         from misvo.rewards import EMBEDDED
 
         rows = {f"{name}:{argument}" if argument else name: about for name, (_, _, argument, about) in EMBEDDED.items()}
-        rows |= {"file.py:function": "a function of your own", "module:function": "a function of an installed module"}
+        rows |= {
+            "file.py:function": "a function of your own",
+            "module:function": "a function of an installed module",
+        }
     else:
         rows = METHODS if kind is Kind.methods else COSTS
     width = max(map(len, rows))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from misvo import cache as kv
-from misvo.head import softmax, token_kl
+from misvo.head import centred, softmax, token_kl
 from misvo.sampling import RandomStream, Sampler
 
 # (rollouts, position, hidden states of those rollouts (B, d)) -> vectors to add to them (B, d)
@@ -82,7 +82,7 @@ class Engine:
 
     policy: "Policy"  # noqa: F821 - misvo.policy.Policy
     max_rows: int
-    sampler: Sampler = Sampler()
+    sampler: Sampler
     _waiting: deque = field(default_factory=deque)
     _segments: list = field(default_factory=list)
     _cache: object = None
@@ -167,7 +167,7 @@ class Engine:
     def _sample(self):
         """Draw the next token of every row, and hand each segment its part of what the laws say."""
         head, sampler = self.policy.head, self.sampler
-        logits = head.logits(self._hidden).div_(sampler.temperature)  # (B, V)
+        logits = centred(head.logits(self._hidden).div_(sampler.temperature))  # (B, V)
         probs, ref_partition = softmax(logits)
         partition, shift = ref_partition, self._shifts()
         record = {}

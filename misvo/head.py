@@ -116,6 +116,11 @@ def position_blocks(positions: int, head: Head, rows: int = 1) -> list[slice]:
     return [slice(start, min(start + size, positions)) for start in range(0, positions, size)]
 
 
+def centred(logits: torch.Tensor) -> torch.Tensor:
+    """Logits with the largest moved to 0, in place: the same law, with rounding that is small where it matters."""
+    return logits.sub_(logits.amax(-1, keepdim=True))
+
+
 def softmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities (n, V) and log-partition values A (n,) of logits (n, V).
 

@@ -71,7 +71,11 @@ def steer_many(
             index, run = waiting.popleft()
             run.open()
             if engine is None:
-                engine = Engine(policy, settings.max_rows or run.rows_that_fit(), Sampler(settings.temperature, settings.top_p))
+                engine = Engine(
+                    policy,
+                    settings.max_rows or run.rows_that_fit(),
+                    Sampler(settings.temperature, settings.top_p),
+                )
             active |= {id(rollouts): (index, run, rollouts) for rollouts in run.begin(engine)}
         for finished in engine.advance():
             index, run, _ = active.pop(id(finished))

@@ -6,7 +6,7 @@ The sequence KL (eq:kl-effort) needs no meter of its own: decoding measures it a
 import torch
 
 from misvo.decoding import Rollouts
-from misvo.head import Head, position_blocks, softmax, token_kl
+from misvo.head import Head, centred, position_blocks, softmax, token_kl
 from misvo.result import Divergence, Moved
 
 
@@ -16,7 +16,7 @@ def kl_ref(head: Head, reference: Rollouts, u: torch.Tensor, temperature: float 
     rollouts, per_position = len(reference.tokens), []
     for block in position_blocks(len(u), head, rows=rollouts):
         shift = head.shift(u[block]).div_(temperature)[None].expand(rollouts, -1, -1).flatten(0, 1)  # (K·t, V)
-        logits = head.logits(reference.hidden[:, block].flatten(0, 1)).div_(temperature)
+        logits = centred(head.logits(reference.hidden[:, block].flatten(0, 1)).div_(temperature))
         _, ref_partition = softmax(logits)
         probs, partition = softmax(logits.add_(shift))
         kl = token_kl(ref_partition, partition, probs, shift).view(rollouts, -1)  # (K, t)

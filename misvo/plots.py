@@ -15,14 +15,22 @@ def plot_run(result: Result, path: Path) -> None:
     generations = [(row["step"] + 1) * result.settings.rollouts for row in result.trace]
     for name, style in (("best", "-"), ("max", "--"), ("mean", "-")):
         reward.plot(generations, [row[name] for row in result.trace], style, marker=".", label=name)
-    reward.set(xlabel="generations", ylabel="reward", title=f"{result.settings.method}: reward of {result.settings.rollouts} rollouts a step")
+    reward.set(
+        xlabel="generations",
+        ylabel="reward",
+        title=f"{result.settings.method}: reward of {result.settings.rollouts} rollouts a step",
+    )
     reward.legend()
 
     last = result.trace[-1]
     positions = range(1, len(last["kl_per_position"]) + 1)
     kl.plot(positions, last["kl_per_position"], label=f"steered prefixes, last step: {last['kl']:.2f} nats")
     if result.kl_ref is not None:
-        kl.plot(positions, result.kl_ref.per_position, label=f"reference prefixes, final u: {result.kl_ref.total:.2f} nats")
+        kl.plot(
+            positions,
+            result.kl_ref.per_position,
+            label=f"reference prefixes, final u: {result.kl_ref.total:.2f} nats",
+        )
     kl.set(xlabel="position", ylabel="KL to the reference (nats)", title="how far the model moved, and where")
     kl.legend()
     for axes in (reward, kl):

@@ -45,7 +45,9 @@ class Policy:
 
     def __init__(self, model, tokenizer, name: str | None = None):
         if model.training:
-            raise MisvoError("the model is in training mode, where dropout changes its answers: call model.eval() first.")
+            raise MisvoError(
+                "the model is in training mode, where dropout changes its answers: call model.eval() first."
+            )
         self.model, self.tokenizer = model, tokenizer
         self.name = name or getattr(model, "name_or_path", "") or type(model).__name__
         self.config = model.config.get_text_config(decoder=True)
@@ -181,16 +183,22 @@ class Policy:
         spread = own.abs().max().clamp(min=1e-6)
         precision = torch.finfo(self.head.weight.dtype).eps
         if ours.shape != own.shape or (ours - own).abs().max() > 8 * precision**0.75 * spread:
-            raise MisvoError(f"the logits of {self.name} are not a linear function of its last hidden state; it cannot be steered.")
+            raise MisvoError(
+                f"the logits of {self.name} are not a linear function of its last hidden state; it cannot be steered."
+            )
 
 
 def _find_head(model, config) -> Head:
     cap = getattr(config, "final_logit_softcapping", None)
     if cap is not None:
-        raise MisvoError(f"this model soft-caps its logits (at {cap}), so its head is not linear and cannot be steered.")
+        raise MisvoError(
+            f"this model soft-caps its logits (at {cap}), so its head is not linear and cannot be steered."
+        )
     layer = model.get_output_embeddings()
     if not isinstance(layer, torch.nn.Linear):
-        raise MisvoError(f"the head of {type(model).__name__} is {type(layer).__name__}, not a linear layer, and cannot be steered.")
+        raise MisvoError(
+            f"the head of {type(model).__name__} is {type(layer).__name__}, not a linear layer, and cannot be steered."
+        )
     scales = [convert(getattr(config, name)) for name, convert in LOGIT_SCALES.items() if getattr(config, name, None)]
     return Head(layer.weight, layer.bias, scale=scales[0] if scales else 1.0)
 

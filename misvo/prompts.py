@@ -15,7 +15,9 @@ def check(prompt: Prompt) -> None:
     """Refuse what cannot be meant: nothing to say, a malformed chat, control characters."""
     if is_chat(prompt):
         well_formed = isinstance(prompt, list) and all(
-            isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
             for message in prompt
         )
         if not well_formed:
@@ -26,7 +28,9 @@ def check(prompt: Prompt) -> None:
     for text in texts:
         for index, letter in enumerate(text):
             if letter not in "\n\r\t" and unicodedata.category(letter) == "Cc":
-                raise MisvoError(f"the prompt holds the control character U+{ord(letter):04X} at index {index}: remove it.")
+                raise MisvoError(
+                    f"the prompt holds the control character U+{ord(letter):04X} at index {index}: remove it."
+                )
 
 
 def render(tokenizer, prompt: Prompt) -> list[int]:

@@ -82,7 +82,9 @@ class Steering:
         try:
             vectors = safetensors.torch.load_file(folder / WEIGHTS)["vectors"]
         except (safetensors.SafetensorError, KeyError) as error:
-            raise MisvoError(f"{folder / WEIGHTS} is truncated or not a steering in safetensors format ({error}).") from error
+            raise MisvoError(
+                f"{folder / WEIGHTS} is truncated or not a steering in safetensors format ({error})."
+            ) from error
         try:
             metadata = json.loads((folder / METADATA).read_text(encoding="utf-8"))
             head = metadata.pop("head")

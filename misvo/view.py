@@ -25,7 +25,11 @@ class Progress:
     """A bar per step with the mean and best reward and the KL; silent where standard error is not a terminal."""
 
     def __init__(self, settings: Settings):
-        columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps")]
+        columns = [
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} steps"),
+        ]
         columns += [TextColumn("{task.fields[state]}"), TimeElapsedColumn(), TimeRemainingColumn()]
         self.console = Console(stderr=True)
         self.bar = Bar(*columns, console=self.console, transient=True)
@@ -57,8 +61,16 @@ def show(result: Result, reward: str) -> None:
     pair.add_column(ratio=1)
     unsteered = "not scored" if reference.reward is None else f"{reward} {reference.reward:.3f}"
     pair.add_row(
-        Panel(escape(best.text.strip()) or "(empty)", title=f"best: {escape(reward)} {best.reward:.3f}", border_style="green"),
-        Panel(escape(reference.text.strip()) or "(empty)", title=f"reference: {escape(unsteered)}", border_style="dim"),
+        Panel(
+            escape(best.text.strip()) or "(empty)",
+            title=f"best: {escape(reward)} {best.reward:.3f}",
+            border_style="green",
+        ),
+        Panel(
+            escape(reference.text.strip()) or "(empty)",
+            title=f"reference: {escape(unsteered)}",
+            border_style="dim",
+        ),
     )
     console.print(pair)
 

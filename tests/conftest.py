@@ -38,7 +38,10 @@ import misvo
 
 VOCAB = 61
 ENDS = [2, 3, 4, *range(45, 55)]  # many ends, so that rows end early
-CHAT = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+CHAT = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 SHAPE = {
     "vocab_size": VOCAB,
@@ -54,15 +57,35 @@ SHAPE = {
     "initializer_range": 0.3,
 }
 # A window that is shorter than prompt and response together, so that sliding layers really slide.
-GEMMA = {**SHAPE, "initializer_range": 0.15, "head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
-VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+GEMMA = {
+    **SHAPE,
+    "initializer_range": 0.15,
+    "head_dim": 8,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 
 ARCHITECTURES = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False)),
     "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)),
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA)),
     "gemma3-multimodal": lambda: Gemma3ForConditionalGeneration(
-        Gemma3Config(text_config=GEMMA, vision_config=VISION, mm_tokens_per_image=4, image_token_index=60, boi_token_index=59, eoi_token_index=58)
+        Gemma3Config(
+            text_config=GEMMA,
+            vision_config=VISION,
+            mm_tokens_per_image=4,
+            image_token_index=60,
+            boi_token_index=59,
+            eoi_token_index=58,
+        )
     ),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SHAPE, tie_word_embeddings=False, sliding_window=8)),
     "lfm2": lambda: Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"])),
@@ -70,7 +93,17 @@ ARCHITECTURES = {
     "granite": lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=2.5)),
     "cohere": lambda: CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.25)),
     "gptj-bias": lambda: GPTJForCausalLM(
-        GPTJConfig(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=128, rotary_dim=4, initializer_range=0.3, bos_token_id=1, eos_token_id=2)
+        GPTJConfig(
+            vocab_size=VOCAB,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=128,
+            rotary_dim=4,
+            initializer_range=0.3,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
     ),
 }
 
@@ -92,7 +125,9 @@ def make_tokenizer(chat: bool = False):
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="z"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "z"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, additional_special_tokens=["<end>", "<stop>"], **special)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, additional_special_tokens=["<end>", "<stop>"], **special
+    )
     if chat:
         tokenizer.chat_template = CHAT
     return tokenizer
@@ -117,4 +152,14 @@ def policy():
     return make_policy()
 
 
-__all__ = ["ARCHITECTURES", "ENDS", "VOCAB", "Gemma2Config", "Gemma2ForCausalLM", "letter_reward", "make_model", "make_policy", "make_tokenizer"]
+__all__ = [
+    "ARCHITECTURES",
+    "ENDS",
+    "VOCAB",
+    "Gemma2Config",
+    "Gemma2ForCausalLM",
+    "letter_reward",
+    "make_model",
+    "make_policy",
+    "make_tokenizer",
+]

@@ -1,6 +1,7 @@
 """Run in a process of its own by test_memory.py: prints the peak memory of a run above its starting point, in bytes."""
 
 import sys
+from pathlib import Path
 
 import torch
 from conftest import letter_reward, make_tokenizer
@@ -10,16 +11,19 @@ import misvo
 
 
 def status(field):
-    for line in open("/proc/self/status"):
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields[field].split()[0]) * 1024
 
 
 if __name__ == "__main__":
     vocab, rollouts, length, options = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), eval(sys.argv[4])
     config = LlamaConfig(
-        vocab_size=vocab, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, eos_token_id=vocab - 1
+        vocab_size=vocab,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        eos_token_id=vocab - 1,
     )
     model = LlamaForCausalLM(config).eval()
     policy = misvo.Policy(model, make_tokenizer())

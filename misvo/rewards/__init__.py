@@ -22,14 +22,24 @@ Reward = Callable[..., list]
 
 # name -> (module, class, argument, what it rewards)
 EMBEDDED = {
-    "sentiment": ("misvo.rewards.sentiment", "Sentiment", None, "how positive the response is, −1 to 1 (VADER)"),
-    "similarity": ("misvo.rewards.similarity", "Similarity", "TEXT", "cosine of its meaning to TEXT, −1 to 1 (MiniLM)"),
+    "sentiment": (
+        "misvo.rewards.sentiment",
+        "Sentiment",
+        None,
+        "how positive the response is, −1 to 1 (VADER)",
+    ),
+    "similarity": (
+        "misvo.rewards.similarity",
+        "Similarity",
+        "TEXT",
+        "cosine of its meaning to TEXT, −1 to 1 (MiniLM)",
+    ),
     "length": ("misvo.rewards.length", "Length", "WORDS", "minus its distance from WORDS words"),
 }
 
 
 def load(spec: str) -> Reward:
-    """A reward from a name (`sentiment`, `similarity:TEXT`, `length:WORDS`), `file.py:function` or `module:function`."""
+    """A reward from a name (`sentiment`, `similarity:TEXT`, `length:WORDS`), `file.py:function`, `module:function`."""
     name, colon, rest = spec.partition(":")
     if name in EMBEDDED:
         module, kind, argument, _ = EMBEDDED[name]
@@ -61,7 +71,9 @@ def as_reward(reward) -> Reward:
     names = {parameter.name for parameter in parameters}
     if "completions" in names or any(p.kind is p.VAR_KEYWORD for p in parameters):
         return reward
-    required = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [
+        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     if len(required) not in (1, 2):
         raise MisvoError("a reward takes (prompts, completions, **columns), or a text, or a prompt and a text.")
     return _PerText(reward, len(required))
@@ -80,7 +92,9 @@ class _PerText:
         return [self.function(prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
 
 
-def score(reward: Reward, prompt: Prompt, texts: list[str], tokens: list[list[int]], columns: dict) -> list[float | None]:
+def score(
+    reward: Reward, prompt: Prompt, texts: list[str], tokens: list[list[int]], columns: dict
+) -> list[float | None]:
     """Call the reward for all responses of a step and refuse what is not a finite number or None."""
     count = len(texts)
     arguments = {
@@ -154,5 +168,5 @@ def _load_module(source):
         return importlib.import_module(source)
     except ImportError as error:
         raise MisvoError(
-            f"unknown reward {source!r}: it is no embedded reward ({', '.join(EMBEDDED)}) and no module ({_short(error)})."
+            f"unknown reward {source!r}: it is no embedded reward ({', '.join(EMBEDDED)}), no module ({_short(error)})."
         ) from error

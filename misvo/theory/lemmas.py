@@ -18,9 +18,7 @@ NEAR = 1e-3  # the distance of two laws that are close
 
 def logit_vectors(inputs: Inputs) -> list[np.ndarray]:
     """Random logits at three temperatures for each policy's vocabulary."""
-    return [
-        scale * inputs.rng.normal(size=p.vocabulary) for p in inputs.policies for scale in (0.3, 1.0, 3.0)
-    ]
+    return [scale * inputs.rng.normal(size=p.vocabulary) for p in inputs.policies for scale in (0.3, 1.0, 3.0)]
 
 
 def probability_vectors(inputs: Inputs) -> list[np.ndarray]:

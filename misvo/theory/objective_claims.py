@@ -30,9 +30,7 @@ def groups(policy: TabularPolicy, law: np.ndarray) -> Iterator[tuple[np.ndarray,
 
 
 def loo_unbiased(inputs: Inputs) -> Check:
-    statement = Statement(
-        "loo-unbiased", "E[g^R] = ∇E_π_u[R] with leave-one-out baseline", "Sec. 3.1, eq:update"
-    )
+    statement = Statement("loo-unbiased", "E[g^R] = ∇E_π_u[R] with leave-one-out baseline", "Sec. 3.1, eq:update")
     formulas, errors = inputs.formulas, []
     for policy in inputs.policies:
         rewards = 3 + inputs.rng.normal(size=policy.sequences)  # a common offset must not matter
@@ -53,16 +51,12 @@ def fisher_unbiased(inputs: Inputs) -> Check:
         laws = policy.token_laws(policy.zero)
         for members, weights in groups(policy, policy.sequence_law(policy.zero)):
             for t in range(policy.horizon):
-                fishers = formulas.token_fisher(policy.head, laws[t])[
-                    policy.prefix_of(members, t)
-                ]  # (M, K, d, d)
+                fishers = formulas.token_fisher(policy.head, laws[t])[policy.prefix_of(members, t)]  # (M, K, d, d)
                 errors.append(error(np.tensordot(weights, formulas.fisher_estimate(fishers), 1), truth[t]))
     return statement.identity("bias over all groups of rollouts", errors)
 
 
-def regularised_value(
-    log_law: np.ndarray, log_reference: np.ndarray, rewards: np.ndarray, penalty: float
-) -> float:
+def regularised_value(log_law: np.ndarray, log_reference: np.ndarray, rewards: np.ndarray, penalty: float) -> float:
     """E_q[R] − λ KL(q ‖ π_ref), by definition."""
     return np.exp(log_law) @ rewards - penalty * kl_divergence(log_law, log_reference)
 

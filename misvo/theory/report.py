@@ -28,11 +28,7 @@ def table(checks: Sequence[Check]) -> Table:
     from rich.text import Text
 
     failed = sum(not check.passed for check in checks)
-    title = (
-        f"{len(checks)} claims checked, {failed} failed"
-        if failed
-        else f"{len(checks)} claims checked, all hold"
-    )
+    title = f"{len(checks)} claims checked, {failed} failed" if failed else f"{len(checks)} claims checked, all hold"
     shown = Table(title=title)
     for heading in ("claim", "in the paper", "quantity"):
         shown.add_column(heading)
@@ -64,8 +60,7 @@ def to_json(checks: Sequence[Check]) -> str:
         row = asdict(check) | {"passed": check.passed}
         row["measured"] = finite(check.measured)
         row["curves"] = [
-            {"sizes": list(curve.sizes), "errors": [finite(value) for value in curve.errors]}
-            for curve in check.curves
+            {"sizes": list(curve.sizes), "errors": [finite(value) for value in curve.errors]} for curve in check.curves
         ]
         rows.append(row)
     document = {"passed": all(check.passed for check in checks), "checks": rows}
@@ -88,9 +83,7 @@ def plot_orders(checks: Sequence[Check], path: str | Path) -> None:
         errors = np.array([curve.errors for curve in check.curves])  # (policies, sizes)
         axis.loglog(sizes, errors.T, color="tab:blue", alpha=0.25, linewidth=0.8)
         median = np.median(errors, axis=0)
-        axis.loglog(
-            sizes, median, color="tab:blue", linewidth=2, marker="o", markersize=3, label="median policy"
-        )
+        axis.loglog(sizes, median, color="tab:blue", linewidth=2, marker="o", markersize=3, label="median policy")
         reference = 0.4 * median[-1] * (sizes / sizes[-1]) ** check.order
         axis.loglog(sizes, reference, "k--", linewidth=1, label=f"slope {check.order:g}")
         axis.set_title(f"{check.claim}\nleast slope {check.measured:.3f}", fontsize=9)

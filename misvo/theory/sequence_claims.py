@@ -23,9 +23,7 @@ def chain_rule(inputs: Inputs) -> Check:
 
 
 def sequence_score(inputs: Inputs) -> Check:
-    statement = Statement(
-        "sequence-score", "∇_u_t log π_u(y) = Wᵀ(e_{y_t} − π_u^t)", "App. B.7, eq:seq-score"
-    )
+    statement = Statement("sequence-score", "∇_u_t log π_u(y) = Wᵀ(e_{y_t} − π_u^t)", "App. B.7, eq:seq-score")
     errors = [
         error(inputs.formulas.scores(policy, u), jacobian(policy.sequence_log_law, u))
         for policy in inputs.policies

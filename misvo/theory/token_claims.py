@@ -18,9 +18,7 @@ from .tabular import TabularPolicy, kl_divergence, log_softmax
 QUADRATURE_NODES, QUADRATURE_WEIGHTS = np.polynomial.legendre.leggauss(64)  # on [−1, 1]
 
 
-def positions(
-    policies: list[TabularPolicy], inputs: Inputs
-) -> Iterator[tuple[TabularPolicy, int, np.ndarray]]:
+def positions(policies: list[TabularPolicy], inputs: Inputs) -> Iterator[tuple[TabularPolicy, int, np.ndarray]]:
     """(policy, t, u_t) for every policy, probe and position."""
     for policy in policies:
         for u in steering_probes(policy, inputs.rng):
@@ -64,9 +62,7 @@ def token_kl_integral(inputs: Inputs) -> Check:
 
 def fisher_information(inputs: Inputs) -> Check:
     """F_t(u_t) against E[∇log π ∇log πᵀ] with the complex-step gradient of log π."""
-    statement = Statement(
-        "fisher-information", "F_t(u) = WᵀC_πW is the Fisher matrix", "Prop. 1, eq:fisher-u"
-    )
+    statement = Statement("fisher-information", "F_t(u) = WᵀC_πW is the Fisher matrix", "Prop. 1, eq:fisher-u")
     errors = []
     for policy, t, u in positions(inputs.policies, inputs):
         z = policy.logits(t)
@@ -109,9 +105,7 @@ def token_kl_remainder(inputs: Inputs) -> Check:
 
 
 def variance_identity(inputs: Inputs) -> Check:
-    statement = Statement(
-        "variance-identity", "uᵀF_t(0)u = Var_π_ref[(Wu)_i]", "Remark 1, eq:fisher-variance"
-    )
+    statement = Statement("variance-identity", "uᵀF_t(0)u = Var_π_ref[(Wu)_i]", "Remark 1, eq:fisher-variance")
     errors = []
     for policy, t, u in positions(inputs.policies, inputs):
         law, shift = reference_laws(policy, t), policy.head @ u

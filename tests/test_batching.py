@@ -1,0 +1,101 @@
+"""A prompt's result depends on nothing but itself: not on batch mates, row limits or the reference it started from."""
+
+import pytest
+import torch
+from conftest import ARCHITECTURES, letter_reward, make_policy
+
+import misvo
+from misvo.decoding import Engine, Request
+from misvo.sampling import RandomStream, Sampler
+
+A, B, C = "a b c", "q w e r t y u i o p a s d f", "m"
+SETTINGS = {
+    "rollouts": 4,
+    "steps": 3,
+    "max_new_tokens": 10,
+    "learning_rate": 0.3,
+    "penalty": 0.5,
+    "seed": 5,
+    "top_p": 0.95,
+}
+
+
+def same(one, other):
+    assert [c.tokens for c in one.candidates] == [c.tokens for c in other.candidates]
+    assert [c.reward for c in one.candidates] == [c.reward for c in other.candidates]
+    torch.testing.assert_close(one.steering.vectors, other.steering.vectors, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_steer_many_gives_each_prompt_its_own_result(architecture):
+    policy = make_policy(architecture)
+    together = misvo.steer_many(policy, [A, B, C], letter_reward, **SETTINGS)
+    for prompt, result in zip([A, B, C], together, strict=True):
+        same(result, misvo.steer(policy, prompt, letter_reward, **SETTINGS))
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 4, 6, 9])
+def test_row_limits_change_nothing(policy, max_rows):
+    """Rollouts split over time, prompts that wait, rows that join others in mid-flight."""
+    whole = misvo.steer_many(policy, [A, B, C], letter_reward, **SETTINGS)
+    limited = misvo.steer_many(policy, [A, B, C], letter_reward, **SETTINGS, max_rows=max_rows)
+    for one, other in zip(whole, limited, strict=True):
+        same(one, other)
+
+
+def decode(policy, **options):
+    prefix = policy.prefill(policy.encode(B), 12)
+    engine = Engine(policy, max_rows=8, sampler=Sampler(0.8, 0.9))
+    rollouts = engine.submit(Request(prefix, RandomStream(2, prefix.tokens), 0, range(8), 12, **options))
+    while engine.busy:
+        engine.advance()
+    return rollouts
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "lfm2"])
+def test_zero_vectors_sample_token_for_token_like_the_reference(architecture):
+    policy = make_policy(architecture)
+    zero = policy.head.shift(torch.zeros(12, 32))
+    reference, steered = decode(policy), decode(policy, shift=zero)
+    assert torch.equal(reference.tokens, steered.tokens)
+    assert steered.kl.abs().max() == 0
+
+
+def test_best_of_n_and_the_first_step_of_misvo_sample_the_same_responses(policy):
+    best_of_n = misvo.steer(policy, A, letter_reward, method="best-of-n", **SETTINGS)
+    steered = misvo.steer(policy, A, letter_reward, **SETTINGS)
+    assert [c.tokens for c in best_of_n.candidates[:4]] == [c.tokens for c in steered.candidates[:4]]
+    assert len(best_of_n.candidates) == 12 and best_of_n.steering is None
+    assert best_of_n.reward == max(c.reward for c in best_of_n.candidates)
+    assert [row["best"] for row in best_of_n.trace] == [
+        max(c.reward for c in best_of_n.candidates if c.step <= n) for n in range(3)
+    ]
+
+
+def test_rollouts_hold_nothing_after_the_end(policy):
+    rollouts = decode(policy, shift=policy.head.shift(torch.randn(12, 32)), keep_fisher=True, keep_hidden=True)
+    dead = ~rollouts.alive
+    assert dead.any()
+    for values in (
+        rollouts.kl,
+        rollouts.logprobs,
+        rollouts.score_rows,
+        rollouts.fisher_rows,
+        rollouts.hidden,
+    ):
+        assert values[dead].abs().sum() == 0
+    mass = rollouts.mean_probs.sum(-1)
+    torch.testing.assert_close(mass, rollouts.alive.float().mean(0))
+
+
+def test_the_model_is_left_as_it_was(policy):
+    model = policy.model
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    flags = [(p.requires_grad, p.grad) for p in model.parameters()]
+    torch.manual_seed(11)
+    rng, threads = torch.get_rng_state(), torch.get_num_threads()
+    misvo.steer(policy, A, letter_reward, **SETTINGS)
+    assert torch.equal(rng, torch.get_rng_state()) and threads == torch.get_num_threads()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert flags == [(p.requires_grad, p.grad) for p in model.parameters()]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

@@ -1,0 +1,107 @@
+"""The command line as a user meets it: processes of its own, on the embedded model."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import misvo
+from misvo.view import sparkline
+
+QUICK = ["--rollouts", "3", "--steps", "2", "--max-new-tokens", "8", "--learning-rate", "3"]
+
+
+def run(*arguments, **options):
+    command = [sys.executable, "-m", "misvo.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+def test_help_and_lists_answer_without_torch():
+    code = (
+        "import sys; sys.argv = ['misvo', *{!r}]\n"
+        "from misvo.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code, stop.code\n"
+        "assert not {{'torch', 'transformers', 'matplotlib'}} & set(sys.modules), 'slow import'"
+    )
+    for arguments in (
+        ["--help"],
+        ["steer", "--help"],
+        ["--version"],
+        ["list", "models"],
+        ["list", "rewards"],
+        ["list", "methods"],
+    ):
+        done = subprocess.run([sys.executable, "-c", code.format(arguments)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+
+
+def test_import_misvo_is_light():
+    code = "import sys, misvo; assert 'torch' not in sys.modules; misvo.Settings; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_steer_saves_draws_and_speaks_json(tmp_path):
+    """The real thing, end to end: the result that the shell prints is the one that Python gets."""
+    arguments = ["--json", "--save", str(tmp_path / "s"), "--plot", str(tmp_path / "p.png"), "--seed", "5"]
+    done = run("steer", "Give me one tip for sleeping better.", "--reward", "length:6", *QUICK, *arguments)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert json.loads((tmp_path / "s" / "result.json").read_text()) == printed
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    steering = misvo.Steering.from_pretrained(tmp_path / "s")
+    policy = misvo.Policy.from_pretrained("smollm2-135m")
+    settings = {"rollouts": 3, "steps": 2, "max_new_tokens": 8, "learning_rate": 3.0, "seed": 5}
+    result = misvo.steer(policy, "Give me one tip for sleeping better.", "length:6", **settings)
+    assert printed["text"] == result.text and printed["reward"] == result.reward
+    assert [c["tokens"] for c in printed["candidates"]] == [c.tokens for c in result.candidates]
+    assert steering.norm == pytest.approx(result.steering.norm, rel=1e-3) and steering.norm > 0
+    assert policy.generate("Hello", steering=steering, seed=1)
+
+
+def test_steer_shows_a_readable_result(tmp_path):
+    done = run("steer", "-", "--reward", "sentiment", *QUICK, input="Say something nice.")
+    assert done.returncode == 0, done.stderr
+    for part in (
+        "best: sentiment",
+        "reference: sentiment",
+        "mean reward",
+        "sequence KL",
+        "nats",
+        "tokens promoted most",
+    ):
+        assert part in done.stdout
+    assert "step 1: mean" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["steer", "x", "--reward", "nope"], "unknown reward 'nope'"),
+        (["steer", "x", "--method", "nope"], "unknown method 'nope'"),
+        (["steer", "x", "--cost", "nope"], "unknown cost 'nope'"),
+        (["steer", "x", "-k", "1"], "rollouts must be"),
+        (["steer", "", "-k", "2"], "the prompt is empty"),
+        (["steer", "x", "--model", "no-such/model"], "no model could be loaded"),
+        (["list", "planets"], "planets"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments, says):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr and "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_failing_reward_leaves_what_was_done(tmp_path):
+    source = tmp_path / "mine.py"
+    source.write_text("calls = []\ndef f(text):\n    calls.append(1)\n    return 1 / (4 - len(calls))\n")
+    done = run("steer", "Hello there", "--reward", f"{source}:f", "--save", str(tmp_path / "s"), *QUICK)
+    assert done.returncode == 2 and "ZeroDivisionError" in done.stderr and "Traceback" not in done.stderr
+    assert len(json.loads((tmp_path / "s" / "result.json").read_text())["candidates"]) == 3
+
+
+def test_sparkline():
+    assert sparkline([0, 1, 7]) == "▁▂█" and sparkline([3, 3]) == "▁▁"
