@@ -16,6 +16,8 @@ _HOMES = {
     "Steering": "misvo.steering",
     "steer": "misvo.loop",
     "steer_many": "misvo.loop",
+    "train_value": "misvo.train_value",
+    "ValueNetwork": "misvo.value",
     "Settings": "misvo.settings",
     "Result": "misvo.result",
     "MisvoError": "misvo.errors",

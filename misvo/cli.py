@@ -140,6 +140,28 @@ def steer(
         view.show(result, reward)
 
 
+@app.command()
+def theory(
+    policies: Annotated[int, typer.Option(help="Random policies to check each claim on.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the random policies.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON and nothing else.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Picture of the observed orders in ‖u‖, on log-log axes.")] = None,
+):
+    """Check every claim of the paper on policies small enough to enumerate; exit code 1 if one fails."""
+    from misvo import theory, view
+
+    with view.counting("Checking claims", len(theory.CHECKS)) as count:
+        checks = theory.run(policies, seed, progress=count)
+    if plot is not None:
+        theory.plot_orders(checks, plot)
+    if as_json:
+        typer.echo(theory.to_json(checks))
+    else:
+        view.print_table(theory.table(checks))
+    if not all(check.passed for check in checks):
+        raise typer.Exit(1)
+
+
 @app.command("list")
 def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
     """List what goes by a name: models, rewards, methods, costs."""

@@ -1,7 +1,7 @@
 """Cost matrices Σ_t of eq:objective: what the penalty ½ Σ_t u_tᵀ Σ_t u_t calls far.
 
-A cost sees each step's rollouts once and then gives the gradient Σ_t u_t for all positions. The names are those of
-`misvo.settings.COSTS`; the table at the end is the whole dispatch.
+A cost sees each step's rollouts once and then gives the gradient of the penalty for all positions, without anything
+of the size K×T×V. The names are those of `misvo.settings.COSTS`; the table at the end is the whole dispatch.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import torch
 
 from misvo.decoding import Rollouts
 from misvo.head import Fisher, Head
+from misvo.sampling import Sampler
 
 
 @dataclass
@@ -17,18 +18,22 @@ class Cost:
     """No penalty: Σ_t = 0. The other costs override what differs."""
 
     head: Head
-    temperature: float = 1.0
+    sampler: Sampler
+    explicit: bool = False  # form the frozen Fisher matrices, T·d² numbers, instead of multiplying without them
 
-    def needs_fisher(self, step: int) -> bool:
-        """Whether this step's decoding has to collect the mean law and the untruncated expected rows."""
-        return False
+    def needs_fisher(self, step: int) -> str | None:
+        """The law whose mean and expected rows this step's decoding has to collect: "steered", "reference", none."""
+        return None
 
     def observe(self, step: int, rollouts: Rollouts) -> None:
-        """Take from the step's rollouts what later gradients need."""
+        """Take from the step's rollouts what gradients need."""
 
     def gradient(self, u: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
-        """Σ_t u_t at every position, (T, d) -> (T, d); `shift` is Wu (T, V), None while u is zero."""
+        """∇ of the penalty at every position, (T, d) -> (T, d); `shift` is Wu (T, V), None while u is zero."""
         return torch.zeros_like(u)
+
+    def _fisher(self, rollouts):
+        return Fisher(self.head, rollouts.mean_probs, rollouts.fisher_rows, self.sampler.temperature)
 
 
 class Euclidean(Cost):
@@ -39,26 +44,83 @@ class Euclidean(Cost):
 
 
 class FrozenFisher(Cost):
-    """Σ_t = F̂_t, the Fisher matrix at zero averaged over the first step's prefixes (eq:surr-offoff).
+    """F̄_t u_t: the Fisher matrix at zero, averaged over the first step's prefixes (eq:surr-offoff).
 
     At the first step u = 0, so its rollouts follow the reference policy and the estimate costs no generation.
     """
 
-    fisher: Fisher | None = None
-
     def needs_fisher(self, step):
-        return step == 0
+        return "steered" if step == 0 else None
 
     def observe(self, step, rollouts):
         if step == 0:
-            self.fisher = Fisher(self.head, rollouts.mean_probs, rollouts.fisher_rows, self.temperature)
+            fisher = self._fisher(rollouts)
+            self.fisher = fisher.formed() if self.explicit else fisher
 
     def gradient(self, u, shift):
         return torch.zeros_like(u) if shift is None else self.fisher.product(u, shift)
 
 
+class PrefixFisher(FrozenFisher):
+    """F̄ᵘ_t u_t: the Fisher matrix at zero, averaged over this step's steered prefixes (eq:surr-onoff)."""
+
+    def needs_fisher(self, step):
+        return "reference"
+
+    def observe(self, step, rollouts):
+        self.fisher = self._fisher(rollouts)
+
+    def gradient(self, u, shift):
+        product = super().gradient(u, shift)
+        self.fisher = None  # the next step collects its own: do not hold two mean laws at once
+        return product
+
+
+class IterateFisher(PrefixFisher):
+    """F̃ᵘ_t u_t: the Fisher matrix at u, averaged over this step's steered prefixes (eq:surr-onon)."""
+
+    def needs_fisher(self, step):
+        return "steered"
+
+
+class SequenceKL(IterateFisher):
+    """The gradient of the sequence KL itself (Theorem 1, eq:seqkl-grad): the analytic term F̃ᵘ_t u_t plus the suffix
+    score-function term, with each rollout's suffix measured against the mean suffix of the others.
+
+    The suffix is the paper's log-ratio ℓ_{>t}. Under truncated sampling its mean is no longer the suffix KL, so there
+    the exact token KLs of the visited prefixes take its place.
+    """
+
+    def observe(self, step, rollouts):
+        super().observe(step, rollouts)
+        self.suffix = suffix_term(self.head, rollouts, self.sampler)
+
+    def gradient(self, u, shift):
+        return super().gradient(u, shift) + self.suffix
+
+
+def suffix_term(head: Head, rollouts: Rollouts, sampler: Sampler) -> torch.Tensor:
+    """(1/K) Σ_i ∇_{u_t} log π_u(y_t) · (ℓ_{>t} − mean of the others' ℓ_{>t}), (T, d)."""
+    whole = sampler.samples_whole_law
+    ratios = rollouts.logprobs - rollouts.ref_logprobs if whole else rollouts.kl  # (K, T), zero after the end
+    later = ratios.flip(1).cumsum(1).flip(1) - ratios  # ℓ_{>t}
+    count = len(later)
+    against_others = (later - later.mean(0)) * count / (count - 1)
+    return mean_score(head, rollouts, against_others, sampler.temperature)
+
+
+def mean_score(head: Head, rollouts: Rollouts, weights: torch.Tensor, temperature: float) -> torch.Tensor:
+    """(1/K) Σ_i a_i (W[y_i] − m_i)/τ at every position, weights a (K, T) -> (T, d). Ended rows add nothing."""
+    weights = weights.to(head.device, head.dtype) * rollouts.alive / (len(weights) * temperature)
+    expected = torch.einsum("kt,ktd->td", weights, rollouts.score_rows)
+    return torch.einsum("kt,ktd->td", weights, head.rows(rollouts.tokens)) - expected
+
+
 COSTS = {
     "frozen-fisher": FrozenFisher,
+    "prefix-fisher": PrefixFisher,
+    "iterate-fisher": IterateFisher,
     "euclidean": Euclidean,
+    "sequence-kl": SequenceKL,
     "none": Cost,
 }

@@ -16,8 +16,8 @@ from misvo import cache as kv
 from misvo.head import centred, softmax, token_kl
 from misvo.sampling import RandomStream, Sampler
 
-# (rollouts, position, hidden states of those rollouts (B, d)) -> vectors to add to them (B, d)
-Intervention = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
+# (rollouts, position, hidden states of those rollouts (B, d)) -> vectors to add to them (B, d), or None for none
+Intervention = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Request:
     shift: torch.Tensor | None = None  # (T, V)
     intervene: Intervention | None = None
     keep_scores: bool = True  # the expected rows of the law sampled from: what a score needs
-    keep_fisher: bool = False  # mean law and untruncated expected rows: what a Fisher estimate needs
+    keep_fisher: str | None = None  # mean law and untruncated expected rows of the "steered" or "reference" law
     keep_hidden: bool = False  # the hidden states themselves: what KL_ref needs
 
 
@@ -139,8 +139,8 @@ class Engine:
             mean_probs=zeros(length, head.vocab_size) if request.keep_fisher else None,
             hidden=zeros(*state, dtype=head.weight.dtype) if request.keep_hidden else None,
         )
-        if request.keep_fisher:  # without truncation the score and the Fisher matrix speak of the same law
-            shared = request.keep_scores and self.sampler.top_p == 1
+        if request.keep_fisher:  # where the score and the Fisher matrix speak of the same law, one buffer serves both
+            shared = request.keep_scores and self.sampler.samples_whole_law and request.keep_fisher == "steered"
             rollouts.fisher_rows = rollouts.score_rows if shared else zeros(*state)
         uniforms = request.stream.uniforms(request.step, request.rollouts, length).to(device)
         return _Job(request, rollouts, uniforms, unfinished=rows)
@@ -164,12 +164,19 @@ class Engine:
                 self._depths = torch.cat([self._depths, depth])
             self._segments = [*self._segments, segment]
 
+    def _blocks(self):
+        """Each segment with the slice of the batch that it occupies."""
+        start = 0
+        for segment in self._segments:
+            yield segment, slice(start, start + len(segment.rows))
+            start += len(segment.rows)
+
     def _sample(self):
         """Draw the next token of every row, and hand each segment its part of what the laws say."""
         head, sampler = self.policy.head, self.sampler
         logits = centred(head.logits(self._hidden).div_(sampler.temperature))  # (B, V)
-        probs, ref_partition = softmax(logits)
-        partition, shift = ref_partition, self._shifts()
+        reference, ref_partition = softmax(logits)
+        probs, partition, shift = reference, ref_partition, self._shifts()
         record = {}
         if shift is not None:
             logits += shift
@@ -185,26 +192,20 @@ class Engine:
             "ref_logprobs": unshifted - ref_partition,
             "hidden": self._hidden,
         }
-        wants_scores = any(segment.job.request.keep_scores for segment in self._segments)
-        if kept is not None and wants_scores:
-            record["score_rows"] = head.project_sparse(kept.tokens, kept.weights)
-        if kept is None and wants_scores:
-            record["score_rows"] = record["fisher_rows"] = head.project(probs)
-
-        start = 0
-        for segment in self._segments:
-            block = slice(start, start + len(segment.rows))
-            self._record(segment, {name: value[block] for name, value in record.items()}, probs[block])
-            start = block.stop
+        if any(segment.job.request.keep_scores for segment in self._segments):
+            record["score_rows"] = head.project(probs) if kept is None else head.project_sparse(kept)
+        for segment, block in self._blocks():
+            law = reference if segment.job.request.keep_fisher == "reference" else probs
+            self._record(segment, {name: value[block] for name, value in record.items()}, law[block])
         return tokens
 
-    def _record(self, segment, record, probs):
+    def _record(self, segment, record, law):
         request, out, rows, t = segment.job.request, segment.job.rollouts, segment.rows, segment.position
         out.lengths[rows] = t + 1
         if request.keep_fisher:
-            out.mean_probs[t] += probs.sum(0) / len(request.rollouts)
-            if "fisher_rows" not in record:
-                record["fisher_rows"] = self.policy.head.project(probs)
+            out.mean_probs[t] += law.sum(0) / len(request.rollouts)
+            if out.fisher_rows is not out.score_rows:
+                record["fisher_rows"] = self.policy.head.project(law)
         for name, value in record.items():
             buffer = getattr(out, name)
             if buffer is not None:
@@ -212,7 +213,7 @@ class Engine:
 
     def _shifts(self):
         """Wu/τ of every row, (B, V), or None while the whole batch samples from the reference policy."""
-        parts = [self._shift(segment) for segment in self._segments]
+        parts = [self._shift(segment, block) for segment, block in self._blocks()]
         if all(part is None for part in parts):
             return None
         width = self.policy.head.vocab_size
@@ -221,13 +222,12 @@ class Engine:
         rows = [part.expand(len(segment.rows), width) for part, segment in zip(parts, self._segments, strict=True)]
         return torch.cat(rows).div_(self.sampler.temperature)
 
-    def _shift(self, segment):
+    def _shift(self, segment, block):
         """Wu of a segment, (V,) when its rows share it, (B, V) when they do not, None for the reference policy."""
         request, t = segment.job.request, segment.position
         if request.intervene is not None:
-            start = sum(len(other.rows) for other in self._segments[: self._segments.index(segment)])
-            hidden = self._hidden[start : start + len(segment.rows)]
-            return self.policy.head.shift(request.intervene(segment.rows, t, hidden))
+            vectors = request.intervene(segment.rows, t, self._hidden[block])
+            return None if vectors is None else self.policy.head.shift(vectors)
         if request.shift is not None and t < len(request.shift):
             return request.shift[t]
         return None

@@ -51,8 +51,9 @@ class Head:
             out.addmm_(x[:, start : start + len(block)], block)
         return self._scaled(out)
 
-    def project_sparse(self, tokens: torch.Tensor | None, weights: torch.Tensor) -> torch.Tensor:
-        """Wᵀp for a p that is `weights` (n, s) on `tokens` (n, s) and zero elsewhere; no tokens mean all of them."""
+    def project_sparse(self, law) -> torch.Tensor:
+        """Wᵀp for a p that is `law.weights` (n, s) on `law.tokens` (n, s) and zero elsewhere; no tokens mean all."""
+        tokens, weights = law.tokens, law.weights
         if tokens is None:
             return self.project(weights)
         if self.weight.dtype == self.dtype:
@@ -109,10 +110,28 @@ class Fisher:
             spread[block] = self.head.project(self.mean_probs[block] * logits)
         return (spread - cross) / self.temperature**2
 
+    def formed(self) -> "ExplicitFisher":
+        """The same estimate as T matrices of d×d: T·V·d² to form, and from then on free of the vocabulary."""
+        m, W = self.expected_rows, self.head.weight.to(self.head.dtype) * self.head.scale
+        matrices = torch.einsum("ktd,kte->tde", m, m).div_(-len(m))
+        for matrix, probs in zip(matrices, self.mean_probs, strict=True):
+            matrix.addmm_(W.T, probs[:, None] * W)
+        return ExplicitFisher(matrices.div_(self.temperature**2))
 
-def position_blocks(positions: int, head: Head, rows: int = 1) -> list[slice]:
-    """Slices of positions so small that `rows` vocabulary-sized vectors for each stay within BLOCK_BYTES."""
-    size = max(1, BLOCK_BYTES // (rows * head.vocab_size * head.dtype.itemsize))
+
+@dataclass(frozen=True)
+class ExplicitFisher:
+    """Averaged Fisher matrices that were formed (T, d, d), for a small d and many steps."""
+
+    matrices: torch.Tensor
+
+    def product(self, u: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.einsum("tde,te->td", self.matrices, u)
+
+
+def position_blocks(positions: int, head: Head) -> list[slice]:
+    """Slices of positions so small that a vocabulary-sized vector for each stays within BLOCK_BYTES."""
+    size = max(1, BLOCK_BYTES // (head.vocab_size * head.dtype.itemsize))
     return [slice(start, min(start + size, positions)) for start in range(0, positions, size)]
 
 

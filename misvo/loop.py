@@ -26,6 +26,7 @@ from misvo.sampling import RandomStream, Sampler
 from misvo.settings import Settings
 from misvo.steering import Steering
 
+REFERENCE = -1  # the step of rollouts that only the meter wants
 OnStep = Callable[[int, dict], None]  # (index of the prompt, the new trace row)
 
 
@@ -71,22 +72,18 @@ def steer_many(
             index, run = waiting.popleft()
             run.open()
             if engine is None:
-                engine = Engine(
-                    policy,
-                    settings.max_rows or run.rows_that_fit(),
-                    Sampler(settings.temperature, settings.top_p),
-                )
+                engine = Engine(policy, settings.max_rows or run.rows_that_fit(), sampler(settings))
             active |= {id(rollouts): (index, run, rollouts) for rollouts in run.begin(engine)}
         for finished in engine.advance():
             index, run, _ = active.pop(id(finished))
             try:
-                run.finish_step(finished, reward, columns[index] if columns else {})
+                row = run.finish_step(finished, reward, columns[index] if columns else {})
             except RewardError as error:
                 error.result = run.result
                 error.results = [other.result if other.complete else None for other in runs]
                 raise
-            if on_step is not None:
-                on_step(index, run.result.trace[-1])
+            if on_step is not None and row is not None:
+                on_step(index, row)
             active |= {id(rollouts): (index, run, rollouts) for rollouts in run.next_step(engine)}
     return [run.result for run in runs]
 
@@ -108,7 +105,9 @@ class _Run:
         self.prefix = self.policy.prefill(self.tokens, self.settings.max_new_tokens)
         self.result.prefill_seconds = time.perf_counter() - started
         self.stream = RandomStream(self.settings.seed, self.tokens)
-        self.method = METHODS[self.settings.method](self.policy.head, self.stream, self.settings)
+        self.method = METHODS[self.settings.method](
+            self.policy.head, self.stream, sampler(self.settings), self.settings
+        )
         self.reference = None  # the first step's rollouts, kept for KL_ref
         self.steps_left = deque(range(self.settings.steps))
 
@@ -119,30 +118,40 @@ class _Run:
         return self.policy.rows_that_fit(self.prefix, settings.max_new_tokens, extra=int(shared))
 
     def begin(self, engine) -> list[Rollouts]:
-        """Submit the first step, or every step where none waits for another."""
+        """Submit the first step, or every step where none waits for another.
+
+        KL_ref wants rollouts of the reference policy: where the first step gives none, some are sampled beside it.
+        """
         count = 1 if self.method.sequential else self.settings.steps
-        return [self._submit(engine, self.steps_left.popleft()) for _ in range(count)]
+        steps = [self._submit(engine, self.steps_left.popleft()) for _ in range(count)]
+        if self.settings.kl_ref and not self.method.starts_at_reference:
+            steps.append(self._submit(engine, REFERENCE))
+        return steps
 
     def next_step(self, engine) -> list[Rollouts]:
-        if self.steps_left and self.method.sequential:
+        if self.steps_left and self.method.sequential and all(step == REFERENCE for step in self.step_of.values()):
             return [self._submit(engine, self.steps_left.popleft())]
         if not self.step_of:
             self._close()
         return []
 
     def finish_step(self, rollouts, reward, columns):
-        """Score the responses of a step, let the method learn from them, write the trace."""
+        """Score the responses of a step, let the method learn from them, write and return the trace row."""
         step, result = self.step_of.pop(id(rollouts)), self.result
-        if step == 0:
-            self.reference = rollouts if rollouts.hidden is not None else None
         rows = zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), strict=True)
         tokens = [row[:length] for row, length in rows]
         texts = [self.policy.decode(row) for row in tokens]
+        if step == REFERENCE:
+            self.reference = rollouts
+            result.reference = Candidate(step, 0, tokens[0], texts[0], None)
+            return None
         started = time.perf_counter()
         rewards = score(reward, result.prompt, texts, tokens, columns)
         scored = time.perf_counter()
         for index, value in enumerate(rewards):
             result.candidates.append(Candidate(step, index, tokens[index], texts[index], value))
+        if step == 0 and self.method.starts_at_reference:
+            self.reference, result.reference = rollouts if rollouts.hidden is not None else None, result.candidates[0]
         known = [value for value in rewards if value is not None]
         if not known:
             raise RewardError(f"the reward scored none of the {len(texts)} responses of step {step}: all were None.")
@@ -157,35 +166,35 @@ class _Run:
         elif min(known) == max(known) and self.method.vectors is not None:
             extra.setdefault("note", "all rewards are equal: no advantage, u only decays")
         kl = (rollouts.kl.sum(0) / len(texts)).tolist()
-        result.trace.append(
-            {
-                "step": step,
-                "mean": sum(known) / len(known),
-                "max": max(known),
-                "best": result.reward,
-                "unscored": len(rewards) - len(known),
-                "norm": norm,
-                "kl": sum(kl),
-                "kl_per_position": kl,
-                "tokens": int(rollouts.lengths.sum()),
-                "seconds": {
-                    "decode": rollouts.seconds,
-                    "reward": scored - started,
-                    "update": time.perf_counter() - scored,
-                },
-                **extra,
-            }
-        )
+        seconds = {"decode": rollouts.seconds, "reward": scored - started, "update": time.perf_counter() - scored}
+        row = {
+            "step": step,
+            "mean": sum(known) / len(known),
+            "max": max(known),
+            "best": result.reward,
+            "unscored": len(rewards) - len(known),
+            "norm": norm,
+            "kl": sum(kl),
+            "kl_per_position": kl,
+            "tokens": int(rollouts.lengths.sum()),
+            "seconds": seconds,
+            **extra,
+        }
+        result.trace.append(row)
+        return row
 
     def _submit(self, engine, step):
+        options = {"keep_scores": False} if step == REFERENCE else self.method.propose(step)
+        measured = 0 if self.method.starts_at_reference else REFERENCE
+        if self.settings.kl_ref and step == measured and self.settings.method != "best-of-n":
+            options["keep_hidden"] = True
         request = Request(
             prefix=self.prefix,
             stream=self.stream,
-            step=step,
+            step=self.settings.steps if step == REFERENCE else step,  # the address of its random numbers
             rollouts=range(self.settings.rollouts),
             max_new_tokens=self.settings.max_new_tokens,
-            keep_hidden=self.settings.kl_ref and step == 0 and self.method.vectors is not None,
-            **self.method.propose(step),
+            **options,
         )
         rollouts = engine.submit(request)
         self.step_of[id(rollouts)] = step
@@ -193,7 +202,7 @@ class _Run:
 
     def _close(self):
         """Make the steering of the last vectors, measure it where that was asked for, and let the rest go."""
-        u, settings, result = self.method.vectors, self.settings, self.result
+        settings, result, u = self.settings, self.result, self.method.vectors
         result.candidates.sort(key=lambda candidate: (candidate.step, candidate.rollout))
         result.trace.sort(key=lambda row: row["step"])
         highest = itertools.accumulate((row["max"] for row in result.trace), max)
@@ -202,12 +211,18 @@ class _Run:
         if u is not None:
             metadata = {"model": self.policy.name, "prompt": result.prompt, "settings": settings.to_dict()}
             result.steering = Steering(u.float().cpu(), self.policy.head.fingerprint, metadata)
+        result.value = getattr(self.method, "value", None)
+        steering = self.method.intervention()
         del self.method, self.prefix  # what they hold is as large as what the meter needs
-        if self.reference is not None:
-            result.kl_ref = meter.kl_ref(self.policy.head, self.reference, u, settings.temperature)
-            result.moved = meter.most_moved(self.policy, self.reference, u, result.kl_ref, settings.temperature)
-        del self.reference
+        if self.reference is not None and steering is not None:
+            result.kl_ref = meter.kl_ref(self.policy.head, self.reference, steering, settings.temperature)
+            result.moved = meter.most_moved(self.policy, self.reference, steering, result.kl_ref, settings.temperature)
+        self.reference = None
         self.complete = True
+
+
+def sampler(settings: Settings) -> Sampler:
+    return Sampler(settings.temperature, settings.top_p, settings.greedy)
 
 
 def _settings(options: dict) -> Settings:

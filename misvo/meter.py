@@ -5,36 +5,46 @@ The sequence KL (eq:kl-effort) needs no meter of its own: decoding measures it a
 
 import torch
 
-from misvo.decoding import Rollouts
-from misvo.head import Head, centred, position_blocks, softmax, token_kl
+from misvo.decoding import Intervention, Rollouts
+from misvo.head import Head, centred, softmax, token_kl
 from misvo.result import Divergence, Moved
+
+Steered = torch.Tensor | Intervention  # vectors u (T, d), or a function of the states
 
 
 @torch.no_grad()
-def kl_ref(head: Head, reference: Rollouts, u: torch.Tensor, temperature: float = 1.0) -> Divergence:
+def kl_ref(head: Head, reference: Rollouts, steering: Steered, temperature: float = 1.0) -> Divergence:
     """(1/K) Σ_i Σ_t KL(π_u ‖ π_ref) over the prefixes of K reference rollouts, position by position."""
-    rollouts, per_position = len(reference.tokens), []
-    for block in position_blocks(len(u), head, rows=rollouts):
-        shift = head.shift(u[block]).div_(temperature)[None].expand(rollouts, -1, -1).flatten(0, 1)  # (K·t, V)
-        logits = centred(head.logits(reference.hidden[:, block].flatten(0, 1)).div_(temperature))
+    per_position = []
+    for t in range(reference.tokens.shape[1]):
+        logits, shift = _at(head, reference, steering, t, temperature)
         _, ref_partition = softmax(logits)
         probs, partition = softmax(logits.add_(shift))
-        kl = token_kl(ref_partition, partition, probs, shift).view(rollouts, -1)  # (K, t)
-        per_position += (kl * reference.alive[:, block]).sum(0).div(rollouts).tolist()
+        kl = token_kl(ref_partition, partition, probs, shift.expand_as(probs))
+        per_position.append(kl.sum().item() / len(reference.tokens))
     return Divergence(per_position)
 
 
 @torch.no_grad()
-def most_moved(policy, reference: Rollouts, u, kl: Divergence, temperature=1.0, positions=3, tokens=5) -> list[Moved]:
+def most_moved(
+    policy, reference: Rollouts, steering: Steered, kl: Divergence, temperature=1.0, positions=3, tokens=5
+) -> list[Moved]:
     """The positions with the largest KL_ref, and the tokens whose mean probability over the prefixes rose most."""
     head, found = policy.head, []
     ranked = sorted(range(len(kl.per_position)), key=lambda t: -kl.per_position[t])
     for t in [t for t in ranked[:positions] if kl.per_position[t] > 0]:
-        logits = head.logits(reference.hidden[reference.alive[:, t], t]).div_(temperature)  # (n, V)
-        before, _ = softmax(logits)
-        after, _ = softmax(logits.add_(head.shift(u[t : t + 1]).div_(temperature)))
-        before, after = before.mean(0), after.mean(0)
+        logits, shift = _at(head, reference, steering, t, temperature)
+        before = softmax(logits)[0].mean(0)
+        after = softmax(logits.add_(shift))[0].mean(0)
         top = (after - before).topk(min(tokens, head.vocab_size)).indices.tolist()
         rises = [(policy.tokenizer.decode([v]), before[v].item(), after[v].item()) for v in top]
         found.append(Moved(t, kl.per_position[t], rises))
     return found
+
+
+def _at(head, reference, steering, t, temperature):
+    """Reference logits (n, V) of the rollouts that reach position t, and the shift of the steering there."""
+    rows = torch.nonzero(reference.alive[:, t]).squeeze(-1)
+    hidden = reference.hidden[rows, t]
+    u = steering(rows, t, hidden) if callable(steering) else steering[t : t + 1]
+    return centred(head.logits(hidden).div_(temperature)), head.shift(u).div_(temperature)

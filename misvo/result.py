@@ -50,6 +50,8 @@ class Result:
     steering: Steering | None = None
     kl_ref: Divergence | None = None  # eq:kl-estimator, where it was asked for
     moved: list[Moved] = field(default_factory=list)  # with kl_ref: the positions that moved most
+    reference: Candidate | None = None  # what the model said before any steering, where that was sampled
+    value: object = None  # re-control: the value network, ready for save_pretrained
     prefill_seconds: float = 0.0
 
     @property
@@ -68,11 +70,6 @@ class Result:
     def reward(self) -> float:
         return self.best.reward
 
-    @property
-    def reference(self) -> Candidate:
-        """What the model said before any steering: the first rollout of the first step."""
-        return self.candidates[0]
-
     def to_dict(self) -> dict:
         """Plain data for JSON; the vectors stay out (`steering.save_pretrained` keeps them)."""
         best = self.best
@@ -81,7 +78,7 @@ class Result:
             "text": best.text,
             "reward": best.reward,
             "best": {"step": best.step, "rollout": best.rollout},
-            "reference": {"text": self.reference.text, "reward": self.reference.reward},
+            "reference": self.reference and {"text": self.reference.text, "reward": self.reference.reward},
             "norm": None if self.steering is None else self.steering.norm,
             "kl_ref": None if self.kl_ref is None else self.kl_ref.total,
             "kl_ref_per_position": None if self.kl_ref is None else self.kl_ref.per_position,

@@ -104,13 +104,21 @@ def _first_above(ends, target):
 
 @dataclass(frozen=True)
 class Sampler:
-    """Temperature and top-p. `draw` gives tokens and, beside them, the nucleus that they were drawn from."""
+    """Temperature and top-p, or the most probable token. `draw` gives tokens and, beside them, the nucleus."""
 
     temperature: float = 1.0
     top_p: float = 1.0
+    greedy: bool = False
+
+    @property
+    def samples_whole_law(self) -> bool:
+        return self.top_p == 1.0 and not self.greedy
 
     def draw(self, probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, Nucleus | None]:
         """Tokens (B,) from the untruncated law `probs` (B, V) at the sampler's temperature."""
+        if self.greedy:
+            tokens = probs.argmax(-1)
+            return tokens, Nucleus(tokens[:, None], torch.ones_like(probs[:, :1]))
         if self.top_p == 1.0:
             return inverse_cdf(probs, uniforms), None
         kept = nucleus(probs, self.top_p)

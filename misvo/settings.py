@@ -13,13 +13,18 @@ from misvo.errors import MisvoError
 METHODS = {
     "misvo": "Algorithm 1: reward gradient minus a KL-shaped penalty, one vector per position",
     "best-of-n": "K·N samples of the reference policy, the best one returned",
+    "aisp": "sampling-based control: Gaussian vectors for each response, averaged by exponentiated reward",
+    "re-control": "a value network on hidden states, climbed by gradient steps at every token",
 }
 COSTS = {
     "frozen-fisher": "Fisher at zero on reference prefixes (eq:surr-offoff), the paper's choice",
+    "prefix-fisher": "Fisher at zero on steered prefixes (eq:surr-onoff)",
+    "iterate-fisher": "Fisher at u on steered prefixes (eq:surr-onon)",
     "euclidean": "the identity: squared length of the hidden-space shift",
+    "sequence-kl": "the direct gradient of the sequence KL, suffix term included (eq:seqkl-grad)",
     "none": "no penalty at all",
 }
-DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0}
+DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1, "re-control": 0.0}
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,20 @@ class Settings:
     seed: int = 0
     kl_ref: bool = False  # measure eq:kl-estimator on the first step's rollouts at the end
     max_rows: int | None = None  # rows decoded at once; None: as many as memory allows
+    explicit_fisher: bool = False  # frozen-fisher: form the T matrices of d×d instead of multiplying without them
+    # aisp, where `penalty` is its λ
+    sigma2: float = 0.5  # variance of the noise
+    alpha: float = 0.999
+    target_ess: float | None = None  # set λ each step so that this many responses count, instead of `penalty`
+    greedy: bool = False  # take the most probable token, so that all randomness is the noise
+    mask_after_eos: bool = False  # noise behind the end of a response counts for nothing
+    window: int | None = None  # steer only the first so many positions
+    # re-control
+    value: str | None = None  # folder of a fitted value network; None: fit one on the first steps
+    value_steps: int | None = None  # how many steps collect for it; None: half of them
+    value_target: str = "last"  # the state that carries the reward; "first" repeats a slip of the public code
+    value_iterations: int = 10  # gradient steps per token
+    value_step_size: float = 1.0  # size of each, in units of reward per squared length of a state
 
     def __post_init__(self):
         _one_of("method", self.method, METHODS)
@@ -46,13 +65,29 @@ class Settings:
             object.__setattr__(self, "penalty", DEFAULT_PENALTY[self.method])
         # A leave-one-out baseline needs another rollout to compare with.
         _whole("rollouts", self.rollouts, 1 if self.method == "best-of-n" else 2)
+        _one_of("value_target", self.value_target, ("last", "first"))
         _whole("steps", self.steps, 1)
         _whole("max_new_tokens", self.max_new_tokens, 1)
         _whole("seed", self.seed, 0)
-        if self.max_rows is not None:
-            _whole("max_rows", self.max_rows, 1)
+        for name in ("max_rows", "window", "value_steps"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
+        _whole("value_iterations", self.value_iterations, 0)
         _real("learning_rate", self.learning_rate, lambda x: x > 0, "above 0")
         _real("penalty", self.penalty, lambda x: x >= 0, "0 or above")
+        _real("sigma2", self.sigma2, lambda x: x > 0, "above 0")
+        _real("alpha", self.alpha, lambda x: 0 <= x <= 1, "from 0 to 1")
+        _real("value_step_size", self.value_step_size, lambda x: x > 0, "above 0")
+        if self.target_ess is not None:
+            _real("target_ess", self.target_ess, lambda x: 1 <= x <= self.rollouts, "from 1 to the number of rollouts")
+        if self.method == "re-control" and self.value is None and self.steps < 2:
+            raise MisvoError("re-control needs at least 2 steps: one to fit its value network, one to use it.")
+        if self.method == "re-control" and self.value is None and (self.value_steps or 1) >= self.steps:
+            raise MisvoError(
+                f"value_steps must leave a step to steer: at most {self.steps - 1}, not {self.value_steps}."
+            )
+        if self.greedy and self.method not in ("aisp", "re-control"):
+            raise MisvoError(f"greedy tokens have no score to learn from: {self.method} samples.")
         _real("temperature", self.temperature, lambda x: x > 0, "above 0")
         _real("top_p", self.top_p, lambda x: 0 < x <= 1, "above 0 and at most 1")
 

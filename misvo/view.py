@@ -1,7 +1,7 @@
 """What a run looks like in a terminal: progress on standard error, the result on standard output."""
 
 import sys
-import time
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,7 +10,6 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from misvo.result import Result
 from misvo.settings import Settings
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -34,7 +33,6 @@ class Progress:
         self.console = Console(stderr=True)
         self.bar = Bar(*columns, console=self.console, transient=True)
         self.task = self.bar.add_task(f"Steering with {settings.method}", total=settings.steps, state="")
-        self.plain_since = time.monotonic()
 
     def __enter__(self):
         self.bar.start()
@@ -52,26 +50,29 @@ class Progress:
             self.bar.console.print(f"step {row['step']}: {row['note']}", style="yellow", highlight=False)
 
 
-def show(result: Result, reward: str) -> None:
+@contextmanager
+def counting(title: str, total: int):
+    """A bar on standard error that steps forward with every call of what this yields."""
+    with Bar(*Bar.get_default_columns(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda _: bar.advance(task)
+
+
+def print_table(table: Table) -> None:
+    Console().print(table)
+
+
+def show(result, reward: str) -> None:
     """The best response beside the reference, the reward trajectory, and what moved."""
     console = Console(highlight=False)
     best, reference = result.best, result.reference
     pair = Table.grid(expand=True, padding=(0, 1))
     pair.add_column(ratio=1)
     pair.add_column(ratio=1)
-    unsteered = "not scored" if reference.reward is None else f"{reward} {reference.reward:.3f}"
-    pair.add_row(
-        Panel(
-            escape(best.text.strip()) or "(empty)",
-            title=f"best: {escape(reward)} {best.reward:.3f}",
-            border_style="green",
-        ),
-        Panel(
-            escape(reference.text.strip()) or "(empty)",
-            title=f"reference: {escape(unsteered)}",
-            border_style="dim",
-        ),
-    )
+    panels = [_response(best, f"best: {reward}", "green")]
+    if reference is not None:
+        panels.append(_response(reference, f"reference: {reward}", "dim"))
+    pair.add_row(*panels)
     console.print(pair)
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -79,9 +80,12 @@ def show(result: Result, reward: str) -> None:
         values = [row[name] for row in result.trace]
         table.add_row(f"{name} reward", sparkline(values), f"{values[0]:.3f} → {values[-1]:.3f}")
     kls = [row["kl"] for row in result.trace]
-    if result.steering is not None:
+    if any(kls):
         table.add_row("sequence KL", sparkline(kls), f"{kls[0]:.2f} → {kls[-1]:.2f} nats a response")
-        table.add_row("vectors", "", f"‖u‖ = {result.steering.norm:.2f}" + _kl_ref(result))
+    if result.steering is not None:
+        table.add_row("vectors", "", f"‖u‖ = {result.steering.norm:.2f}")
+    if result.kl_ref is not None:
+        table.add_row("KL_ref", "", f"{result.kl_ref.total:.2f} nats on reference prefixes")
     seconds = sum(sum(row["seconds"].values()) for row in result.trace)
     tokens = sum(row["tokens"] for row in result.trace)
     table.add_row("work", "", f"{len(result.candidates)} responses, {tokens} tokens, {seconds:.1f} s")
@@ -100,12 +104,13 @@ def show(result: Result, reward: str) -> None:
         console.print(moved)
 
 
+def _response(candidate, title, style):
+    score = "not scored" if candidate.reward is None else f"{candidate.reward:.3f}"
+    return Panel(escape(candidate.text.strip()) or "(empty)", title=escape(f"{title} {score}"), border_style=style)
+
+
 def sparkline(values: list[float]) -> str:
     """A small picture of a series, one block per value."""
     low, high = min(values), max(values)
     scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(BLOCKS[round((value - low) * scale)] for value in values)
-
-
-def _kl_ref(result):
-    return "" if result.kl_ref is None else f", KL on reference prefixes {result.kl_ref.total:.2f} nats"

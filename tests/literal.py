@@ -86,3 +86,38 @@ class Literal:
                 for t in range(len(c.tokens)):
                     sigma[t] += self.fisher(torch.softmax(z[t] / self.tau, dim=-1)) / K
         return sigma
+
+    def run_on_policy(self, candidates, steps, K, cost, eta, penalty):
+        """Algorithm 1 where the cost is estimated anew from each step's own rollouts."""
+        u = torch.zeros(self.T, self.W.shape[1], dtype=torch.float64)
+        for n in range(steps):
+            rows = [c for c in candidates if c.step == n]
+            logits = [self.logits(c.tokens) for c in rows]
+            rewards = torch.tensor([c.reward for c in rows], dtype=torch.float64)
+            suffix = torch.zeros(K, self.T + 1, dtype=torch.float64)  # sum of log-ratios from t on
+            for i, c in enumerate(rows):
+                for t in reversed(range(len(c.tokens))):
+                    suffix[i, t] = suffix[i, t + 1] + self.deviation(logits[i][t], u[t], c.tokens[t])
+            u_next = u.clone()
+            for t in range(self.T):
+                direction = torch.zeros(self.W.shape[1], dtype=torch.float64)
+                for i, c in enumerate(rows):
+                    if t >= len(c.tokens):
+                        continue
+                    z, y = logits[i][t], c.tokens[t]
+                    sampled = self.law(z, u[t]) if self.top_p == 1 else truncate(self.law(z, u[t]), self.top_p)
+                    score = (self.W[y] - self.W.T @ sampled) / self.tau
+                    advantage = rewards[i] - (rewards.sum() - rewards[i]) / (K - 1)
+                    at = self.law(z, 0 * u[t]) if cost == "prefix-fisher" else self.law(z, u[t])
+                    direction += advantage * score / K - penalty * self.fisher(at) @ u[t] / K
+                    if cost == "sequence-kl":
+                        later = suffix[:, t + 1]
+                        direction -= penalty * score * (later[i] - (later.sum() - later[i]) / (K - 1)) / K
+                u_next[t] = u[t] + eta * direction
+            u = u_next
+        return u
+
+    def deviation(self, z, u, token):
+        """What position t adds to a suffix: the log-ratio of its token, or its exact KL where sampling is truncated."""
+        after, before = self.law(z, u).log(), self.law(z, 0 * u).log()
+        return (after - before)[token] if self.top_p == 1 else (after.exp() * (after - before)).sum()

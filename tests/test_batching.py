@@ -73,7 +73,7 @@ def test_best_of_n_and_the_first_step_of_misvo_sample_the_same_responses(policy)
 
 
 def test_rollouts_hold_nothing_after_the_end(policy):
-    rollouts = decode(policy, shift=policy.head.shift(torch.randn(12, 32)), keep_fisher=True, keep_hidden=True)
+    rollouts = decode(policy, shift=policy.head.shift(torch.randn(12, 32)), keep_fisher="steered", keep_hidden=True)
     dead = ~rollouts.alive
     assert dead.any()
     for values in (

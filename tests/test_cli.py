@@ -95,6 +95,30 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, says):
     assert done.stdout == ""
 
 
+def test_theory_prints_its_verdicts(tmp_path):
+    done = run("theory", "--policies", "2", "--json", "--plot", str(tmp_path / "orders.png"))
+    assert done.returncode == 0, done.stderr
+    checks = json.loads(done.stdout)
+    assert checks["passed"] and len(checks["checks"]) > 40
+    assert (tmp_path / "orders.png").read_bytes().startswith(b"\x89PNG")
+    assert "Theorem 1" in run("theory", "--policies", "1").stdout
+
+
+def test_theory_exits_with_1_when_a_claim_fails(monkeypatch):
+    from misvo import cli, theory
+
+    class Wrong(theory.Formulas):
+        def covariance_trace(self, p):
+            return 1.0
+
+    real = theory.run
+    monkeypatch.setattr(theory, "run", lambda n, s, progress: real(n, s, only=["covariance-trace"], formulas=Wrong()))
+    monkeypatch.setattr(sys, "argv", ["misvo", "theory", "--policies", "1"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 1
+
+
 def test_a_failing_reward_leaves_what_was_done(tmp_path):
     source = tmp_path / "mine.py"
     source.write_text("calls = []\ndef f(text):\n    calls.append(1)\n    return 1 / (4 - len(calls))\n")

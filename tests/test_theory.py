@@ -112,9 +112,7 @@ def test_kl_gradient_and_hessian_agree_with_autograd(policy, steering):
     )
     zero = torch.zeros_like(u)
     second = torch.autograd.functional.hessian(lambda v: literal_sequence_kl(policy, v), zero)
-    np.testing.assert_allclose(
-        theory.Formulas().block_hessian(policy), second.reshape(u.numel(), -1), atol=1e-12
-    )
+    np.testing.assert_allclose(theory.Formulas().block_hessian(policy), second.reshape(u.numel(), -1), atol=1e-12)
 
 
 def test_prefix_laws_are_products_of_token_laws(policy, steering):
@@ -148,9 +146,7 @@ def test_coins_are_what_they_say():
 
 def test_derivatives_of_a_known_function():
     x = np.array([0.3, -1.2])
-    np.testing.assert_allclose(
-        jacobian(lambda v: np.sin(v) * v[..., :1], x)[1], [np.sin(-1.2), 0.3 * np.cos(-1.2)]
-    )
+    np.testing.assert_allclose(jacobian(lambda v: np.sin(v) * v[..., :1], x)[1], [np.sin(-1.2), 0.3 * np.cos(-1.2)])
     known = [[np.exp(0.3) * 1.44, np.exp(0.3) * -2.4], [np.exp(0.3) * -2.4, 2 * np.exp(0.3)]]
     np.testing.assert_allclose(hessian(lambda v: np.exp(v[..., 0]) * v[..., 1] ** 2, x), known, rtol=1e-8)
 

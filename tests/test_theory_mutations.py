@@ -288,9 +288,7 @@ MUTATIONS = [
     (
         "ladder-whole",
         "frozen_fisher",
-        lambda self, policy: np.broadcast_to(
-            np.eye(policy.width), (policy.horizon, policy.width, policy.width)
-        ),
+        lambda self, policy: np.broadcast_to(np.eye(policy.width), (policy.horizon, policy.width, policy.width)),
         "identity, the isotropic cost",
     ),
     ("ladder-whole", "covariance", lambda self, p: diagonal(p), "rank-one term dropped"),

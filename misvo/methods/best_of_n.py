@@ -3,8 +3,9 @@
 
 class BestOfN:
     sequential = False  # no step waits for another, so all of them may decode at once
+    starts_at_reference = True
 
-    def __init__(self, head, stream, settings):
+    def __init__(self, head, stream, sampler, settings):
         self.vectors = None
 
     def propose(self, step):
@@ -12,3 +13,6 @@ class BestOfN:
 
     def update(self, step, rollouts, rewards):
         return {}
+
+    def intervention(self):
+        return None

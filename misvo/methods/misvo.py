@@ -6,15 +6,16 @@ all positions from the same iterate) are `update`.
 
 import torch
 
-from misvo.cost import COSTS
+from misvo.cost import COSTS, mean_score
 
 
 class Misvo:
     sequential = True  # a step samples from the policy that the step before it made
+    starts_at_reference = True  # u = 0 at first, so the first step samples from the reference policy
 
-    def __init__(self, head, stream, settings):
+    def __init__(self, head, stream, sampler, settings):
         self.head, self.settings = head, settings
-        self.cost = COSTS[settings.cost](head, settings.temperature)
+        self.cost = COSTS[settings.cost](head, sampler, settings.explicit_fisher)
         self.vectors = torch.zeros(settings.max_new_tokens, head.hidden_size, dtype=head.dtype, device=head.device)
         self.shift = None  # Wu (T, V): sampling and the cost of one step share it
 
@@ -37,6 +38,9 @@ class Misvo:
             trace["note"] = f"unstable: learning_rate × penalty × curvature = {stiffness:.3g} > 2, so steps overshoot"
         return trace
 
+    def intervention(self):
+        return self.vectors
+
 
 def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
     """R_i − R̄_i, each reward against the mean of the others, (K,) -> (K,); zero for what could not be scored."""
@@ -49,15 +53,13 @@ def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def reward_gradient(head, rollouts, rewards, temperature):
-    """g_t = (1/K) Σ_i a_i (W[y_i] − m_i)/τ at every position (eq:update), (T, d). Ended rows add nothing.
+    """g_t of eq:update, (T, d): each response's score, weighted by its advantage.
 
-    K counts the responses that were scored; the score is that of the law the token was sampled from.
+    The score is that of the law the token was sampled from, and K counts the responses that were scored.
     """
     scored = max(1, int((~rewards.isnan()).sum()))
-    weights = (leave_one_out(rewards) / (scored * temperature)).to(head.device, head.dtype)
-    weights = weights[:, None] * rollouts.alive  # (K, T)
-    expected = torch.einsum("kt,ktd->td", weights, rollouts.score_rows)
-    return torch.einsum("kt,ktd->td", weights, head.rows(rollouts.tokens)) - expected
+    advantages = leave_one_out(rewards) * len(rewards) / scored
+    return mean_score(head, rollouts, advantages[:, None], temperature)
 
 
 def _rayleigh(u, product):

@@ -1,0 +1,149 @@
+"""AISP against its formulas written out, its limits, and the norm that the paper measured."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import letter_reward, make_policy
+from literal import Literal
+
+import misvo
+from misvo.decoding import Rollouts
+from misvo.methods.aisp import Aisp, effective_sample_size, importance_weights, temperature_for
+from misvo.sampling import RandomStream, Sampler
+
+PROMPT, T, K, N = "a b c d", 7, 5, 3
+
+
+def noise(policy, seed, step, rollout, sigma2, d=32):
+    """ε^k of a step, drawn position by position from its address."""
+    generator = RandomStream(seed, policy.encode(PROMPT)).generator(step, rollout)
+    rows = [generator.standard_normal(d, dtype="float32") for _ in range(T)]
+    return torch.from_numpy(np.stack(rows)).double() * math.sqrt(sigma2)
+
+
+def literal_aisp(policy, result, counted=lambda length: T):
+    """U rebuilt from the rewards of the candidates and the noise of their addresses."""
+    s, U = result.settings, torch.zeros(T, 32, dtype=torch.float64)
+    for n in range(s.steps):
+        rows = [c for c in result.candidates if c.step == n]
+        drawn = []
+        for c in rows:
+            eps = noise(policy, s.seed, n, c.rollout, s.sigma2)
+            eps[counted(len(c.tokens)) :] = 0
+            drawn.append(eps)
+        exponents = [
+            c.reward / s.penalty - (1 - s.alpha) / s.sigma2 * (U * e).sum().item() for c, e in zip(rows, drawn)
+        ]
+        top = max(exponents)
+        weights = [math.exp(x - top) for x in exponents]
+        U = U + sum(w / sum(weights) * e for w, e in zip(weights, drawn))
+    return U
+
+
+@pytest.mark.parametrize(
+    ("options", "counted"),
+    [
+        ({}, lambda length: T),
+        ({"mask_after_eos": True}, lambda length: length),
+        ({"window": 3}, lambda length: 3),
+        ({"greedy": True, "temperature": 0.8}, lambda length: T),
+    ],
+    ids=["plain", "masked", "window", "greedy"],
+)
+def test_vectors_are_the_weighted_noise(policy, options, counted):
+    settings = {"rollouts": K, "steps": N, "max_new_tokens": T, "penalty": 0.3, "alpha": 0.9, "seed": 4}
+    result = misvo.steer(policy, PROMPT, letter_reward, method="aisp", **settings, **options)
+    expected = literal_aisp(policy, result, counted)
+    assert min(len(c.tokens) for c in result.candidates) < T
+    assert (result.steering.vectors - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_responses_are_decoded_with_their_own_noise(policy, greedy):
+    """Each token is the one that the law of U + ε^k and the address of its uniform number give."""
+    settings = {"rollouts": K, "steps": 2, "max_new_tokens": T, "seed": 4, "greedy": greedy}
+    result = misvo.steer(policy, PROMPT, letter_reward, method="aisp", max_rows=2, **settings)
+    literal = Literal(policy.model, policy.encode(PROMPT), T)
+    first = misvo.steer(policy, PROMPT, letter_reward, method="aisp", **{**settings, "steps": 1}).steering.vectors
+    stream = RandomStream(4, policy.encode(PROMPT))
+    for c in result.candidates:
+        U = torch.zeros(T, 32, dtype=torch.float64) if c.step == 0 else first.double()
+        u = U + noise(policy, 4, c.step, c.rollout, 0.5)
+        uniforms = stream.uniforms(c.step, range(c.rollout, c.rollout + 1), T)[0]
+        for t, z in enumerate(literal.logits(c.tokens)):
+            law = literal.law(z, u[t])
+            token = law.argmax() if greedy else torch.searchsorted(law.cumsum(0), uniforms[t], right=True)
+            assert int(token) == c.tokens[t]
+
+
+def test_weights_become_one_hot_as_lambda_falls():
+    rewards = torch.tensor([0.1, 0.9, 0.4, math.nan], dtype=torch.float64)
+    bias = torch.tensor([0.3, 0.0, -0.2, 5.0], dtype=torch.float64)
+    for temperature in (1e-3, 1e-300, 0.0):
+        torch.testing.assert_close(
+            importance_weights(rewards, bias, temperature), torch.tensor([0.0, 1, 0, 0]).double()
+        )
+    weights = importance_weights(rewards, bias, 1e12)
+    torch.testing.assert_close(weights[:3], torch.softmax(bias[:3], 0))
+    assert weights[3] == 0
+
+
+def test_lambda_reaches_a_wished_effective_sample_size(policy):
+    generator = torch.Generator().manual_seed(0)
+    for scale in (1e-6, 1.0, 1e6):
+        rewards = scale * torch.randn(16, generator=generator, dtype=torch.float64)
+        for wished in (1.5, 4.0, 12.0):
+            found = temperature_for(rewards, torch.zeros(16, dtype=torch.float64), wished)
+            weights = importance_weights(rewards, torch.zeros(16, dtype=torch.float64), found)
+            assert effective_sample_size(weights) == pytest.approx(wished, rel=1e-6)
+    result = misvo.steer(
+        policy, PROMPT, letter_reward, method="aisp", rollouts=8, steps=3, max_new_tokens=T, target_ess=3.0
+    )
+    assert [row["ess"] for row in result.trace] == pytest.approx([3.0] * 3, rel=1e-6)
+
+
+def test_kl_ref_of_aisp_is_measured_on_reference_rollouts(policy):
+    settings = {"rollouts": K, "steps": 2, "max_new_tokens": T, "seed": 1}
+    result = misvo.steer(policy, PROMPT, letter_reward, method="aisp", kl_ref=True, **settings)
+    plain = misvo.steer(policy, PROMPT, letter_reward, method="aisp", **settings)
+    assert [c.tokens for c in plain.candidates] == [c.tokens for c in result.candidates]  # the meter disturbs nothing
+    assert len(result.candidates) == 2 * K and len(result.trace) == 2
+    # The same reference rollouts, sampled as the third step of best-of-n.
+    best_of_n = misvo.steer(policy, PROMPT, letter_reward, method="best-of-n", **{**settings, "steps": 3})
+    reference = [c for c in best_of_n.candidates if c.step == 2]
+    assert result.reference.text == reference[0].text
+    literal, u, total = Literal(policy.model, policy.encode(PROMPT), T), result.steering.vectors.double(), 0.0
+    for c in reference:
+        z = literal.logits(c.tokens)
+        after, before = (z + u[: len(z)] @ literal.W.T).log_softmax(-1), z.log_softmax(-1)
+        total += (after.exp() * (after - before)).sum().item() / K
+    assert result.kl_ref.total == pytest.approx(total, rel=1e-3)
+
+
+class BareHead:
+    hidden_size, dtype, device = 2048, torch.float32, torch.device("cpu")
+
+
+def final_norm(seed, T=512):
+    """‖U‖ after N = 16 steps with rewards of unit spread that the noise knows nothing of."""
+    settings = misvo.Settings("aisp", rollouts=16, steps=16, max_new_tokens=T, penalty=0.1, seed=seed)
+    method = Aisp(BareHead, RandomStream(seed, [1]), Sampler(), settings)
+    rewards = torch.from_numpy(np.random.default_rng(seed).normal(size=(16, 16)))
+    empty = torch.zeros(16, T)
+    rollouts = Rollouts(empty, torch.full((16,), T), empty, empty, empty)
+    for step in range(16):
+        method.update(step, rollouts, rewards[step])
+    return method.vectors.norm().item()
+
+
+@pytest.mark.slow
+def test_the_norm_law_over_ten_seeds():
+    norms = [final_norm(seed) for seed in range(10)]
+    assert 2634 - 81 < np.mean(norms) < 2634 + 81, norms  # the paper measured 2631.7 ± 86.3
+    assert np.std(norms) < 2 * 81
+
+
+def test_the_norm_law_on_one_seed():
+    assert 2634 - 3 * 81 < final_norm(0) < 2634 + 3 * 81

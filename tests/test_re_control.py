@@ -1,0 +1,107 @@
+"""RE-Control: the loss, the climb, the fit, files, and the method end to end."""
+
+import pytest
+import torch
+from conftest import letter_reward, make_policy
+
+import misvo
+from misvo.value import Episode, ValueNetwork, bellman_loss
+
+SETTINGS = {"rollouts": 6, "steps": 4, "max_new_tokens": 8, "seed": 2}
+
+
+def test_the_loss_is_its_definition():
+    values = torch.tensor([[1.0, 4.0, 2.0], [3.0, 1.0, 9.0]])
+    alive = torch.tensor([[True, True, True], [True, True, False]])
+    rewards = torch.tensor([5.0, 2.0])
+    last = ((1 - 4) ** 2 + (4 - 2) ** 2 + (2 - 5) ** 2 + (3 - 1) ** 2 + (1 - 2) ** 2) / 2
+    first = ((1 - 4) ** 2 + (4 - 2) ** 2 + (1 - 5) ** 2 + (3 - 1) ** 2 + (3 - 2) ** 2) / 2
+    assert bellman_loss(values, alive, torch.tensor([2, 1]), rewards).item() == pytest.approx(last)
+    assert bellman_loss(values, alive, torch.tensor([0, 0]), rewards).item() == pytest.approx(first)
+
+
+def test_the_climb_follows_finite_differences():
+    torch.manual_seed(0)
+    network = ValueNetwork(5).double()
+    h = torch.randn(3, 5, dtype=torch.float64)
+    state = h.clone()
+    for _ in range(2):
+        gradient = torch.zeros_like(state)
+        for j in range(5):
+            step = torch.zeros(5, dtype=torch.float64)
+            step[j] = 1e-5
+            gradient[:, j] = (network(state + step) - network(state - step)) / 2e-5
+        state = state + 0.7 * gradient
+    torch.testing.assert_close(network.climb(h, 2, 0.7), state - h, rtol=1e-5, atol=1e-8)
+    assert network.climb(h, 0, 0.7).abs().max() == 0
+
+
+def episodes(count=60, seed=0, scale=1.0):
+    """States whose last one tells the reward: 3 times its first coordinate."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        start = torch.randn(1, 6, generator=generator)
+        states = start + 0.05 * torch.randn(5, 6, generator=generator)
+        made.append(Episode(states, scale * 3 * states[-1, 0].item()))
+    return made
+
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_the_fit_predicts_rewards_it_has_not_seen(scale):
+    network = ValueNetwork.fit(episodes(scale=scale), seed=1)
+    held_out = episodes(40, seed=9, scale=scale)
+    states, rewards = torch.stack([e.hidden[-1] for e in held_out]), torch.tensor([e.reward for e in held_out])
+    error = (network(states) - rewards).square().mean() / rewards.var()
+    assert error < 0.2
+    # Climbing it raises the true reward.
+    assert (3 * scale * network.climb(states, 5, 0.02 / scale)[:, 0]).min() > 0
+
+
+def test_the_fit_is_reproducible_and_leaves_the_random_state_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one, two = ValueNetwork.fit(episodes(10), epochs=5), ValueNetwork.fit(episodes(10), epochs=5)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+    first = ValueNetwork.fit(episodes(10), target="first", epochs=5)
+    assert not torch.equal(one.layers[0].weight, first.layers[0].weight)
+
+
+def test_steer_collects_fits_and_steers_within_its_budget(policy):
+    result = misvo.steer(policy, "a b c", letter_reward, method="re-control", kl_ref=True, **SETTINGS)
+    assert [row["phase"] for row in result.trace] == ["collect", "fit", "steer", "steer"]
+    assert len(result.candidates) == 24 and result.value.budget == {"responses": 12}
+    assert [row["kl"] > 0 for row in result.trace] == [False, False, True, True]
+    assert result.trace[2]["norm"] > 0 and result.kl_ref.total > 0 and result.steering is None
+    plain = misvo.steer(policy, "a b c", letter_reward, method="best-of-n", **SETTINGS)
+    assert [c.tokens for c in plain.candidates[:12]] == [c.tokens for c in result.candidates[:12]]
+
+
+def test_a_fitted_network_travels(policy, tmp_path):
+    network = misvo.train_value(policy, ["a b c", "d e"], letter_reward, rollouts=8, max_new_tokens=8)
+    assert network.budget["responses"] == 16 and network.budget["tokens"] > 16
+    network.save_pretrained(tmp_path / "v")
+    options = {"method": "re-control", "value": str(tmp_path / "v"), "value_iterations": 3, **SETTINGS}
+    result = misvo.steer(policy, "a b c", letter_reward, kl_ref=True, **options)
+    assert [row["phase"] for row in result.trace] == ["steer"] * 4
+    again = ValueNetwork.from_pretrained(tmp_path / "v")
+    states = torch.randn(4, 32)
+    torch.testing.assert_close(again(states), network(states))
+    with pytest.raises(misvo.MisvoError, match="another LM head"):
+        misvo.steer(make_policy("llama", seed=1), "a b", letter_reward, **options)
+    with pytest.raises(misvo.MisvoError, match="holds no value network"):
+        misvo.steer(policy, "a b", letter_reward, **{**options, "value": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"steps": 1}, "at least 2 steps"),
+        ({"value_steps": 4}, "must leave a step to steer"),
+        ({"value_target": "middle"}, "unknown value_target"),
+    ],
+)
+def test_bad_settings(policy, options, says):
+    with pytest.raises(misvo.MisvoError, match=says):
+        misvo.steer(policy, "a b", letter_reward, method="re-control", **{**SETTINGS, **options})
