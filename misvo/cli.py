@@ -22,6 +22,9 @@ app = typer.Typer(
 )
 
 
+AISP, RE, MORE = "Options of aisp", "Options of re-control", "More options"  # panels of `misvo steer --help`
+
+
 class Kind(StrEnum):
     models = "models"
     rewards = "rewards"
@@ -67,7 +70,7 @@ def steer(
         float, typer.Option(help="Step size η, in units of reward times head geometry.")
     ] = Settings.learning_rate,
     penalty: Annotated[
-        float | None, typer.Option(help="Weight λ of the cost. [default: 1 for misvo]", show_default=False)
+        float | None, typer.Option(help="Weight λ of the cost. [default: 1; 0.1 for aisp]", show_default=False)
     ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = Settings.temperature,
     top_p: Annotated[
@@ -76,6 +79,35 @@ def steer(
     seed: Annotated[
         int, typer.Option(help="The result is a function of this, the prompt and the settings.")
     ] = Settings.seed,
+    explicit_fisher: Annotated[
+        bool, typer.Option(help="Form the frozen Fisher matrices (T·d² numbers).", rich_help_panel=MORE)
+    ] = False,
+    sigma2: Annotated[float, typer.Option(help="Variance of the noise.", rich_help_panel=AISP)] = Settings.sigma2,
+    alpha: Annotated[float, typer.Option(help="1 pulls nothing back.", rich_help_panel=AISP)] = Settings.alpha,
+    target_ess: Annotated[
+        float | None, typer.Option(help="Set λ so that this many responses count.", rich_help_panel=AISP)
+    ] = None,
+    greedy: Annotated[bool, typer.Option(help="Take the most probable token.", rich_help_panel=AISP)] = False,
+    mask_after_eos: Annotated[bool, typer.Option(help="Ignore noise behind the end.", rich_help_panel=AISP)] = False,
+    window: Annotated[int | None, typer.Option(help="Steer the first so many positions.", rich_help_panel=AISP)] = None,
+    value: Annotated[
+        str | None, typer.Option(help="Folder of a fitted value network; else one is fitted.", rich_help_panel=RE)
+    ] = None,
+    value_steps: Annotated[
+        int | None, typer.Option(help="Steps that collect for the network. [default: half]", rich_help_panel=RE)
+    ] = None,
+    value_target: Annotated[
+        str, typer.Option(help="State that carries the reward: last or first.", rich_help_panel=RE)
+    ] = Settings.value_target,
+    value_iterations: Annotated[
+        int, typer.Option(help="Gradient steps per token.", rich_help_panel=RE)
+    ] = Settings.value_iterations,
+    value_step_size: Annotated[
+        float, typer.Option(help="Size of each gradient step.", rich_help_panel=RE)
+    ] = Settings.value_step_size,
+    max_rows: Annotated[
+        int | None, typer.Option(help="Rows decoded at once. [default: what fits memory]", rich_help_panel=MORE)
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Folder for the steering vectors and all responses.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Picture of the run: reward by generations, KL by position.")
@@ -91,19 +123,8 @@ def steer(
 
     Example: `misvo steer "Give me one tip for sleeping better." --reward length:12 -k 16 -n 8 -t 40`
     """
-    settings = Settings(
-        method,
-        cost,
-        rollouts,
-        steps,
-        max_new_tokens,
-        learning_rate,
-        penalty,
-        temperature,
-        top_p,
-        seed,
-        kl_ref=True,
-    )
+    given = locals()  # before anything else is defined: the options by their names
+    settings = Settings(**{name: given[name] for name in given if name in Settings.__dataclass_fields__}, kl_ref=True)
     _quiet_libraries()
     import misvo
     from misvo import prompts, rewards, view

@@ -59,7 +59,8 @@ def counting(title: str, total: int):
 
 
 def print_table(table: Table) -> None:
-    Console().print(table)
+    console = Console()
+    console.print(table, width=None if console.is_terminal else 180)  # a file has room for whole lines
 
 
 def show(result, reward: str) -> None:

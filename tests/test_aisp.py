@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import letter_reward, make_policy
+from conftest import letter_reward
 from literal import Literal
 
 import misvo
@@ -34,11 +34,12 @@ def literal_aisp(policy, result, counted=lambda length: T):
             eps[counted(len(c.tokens)) :] = 0
             drawn.append(eps)
         exponents = [
-            c.reward / s.penalty - (1 - s.alpha) / s.sigma2 * (U * e).sum().item() for c, e in zip(rows, drawn)
+            c.reward / s.penalty - (1 - s.alpha) / s.sigma2 * (U * e).sum().item()
+            for c, e in zip(rows, drawn, strict=True)
         ]
         top = max(exponents)
         weights = [math.exp(x - top) for x in exponents]
-        U = U + sum(w / sum(weights) * e for w, e in zip(weights, drawn))
+        U = U + sum(w / sum(weights) * e for w, e in zip(weights, drawn, strict=True))
     return U
 
 
