@@ -71,7 +71,8 @@ def main():
         rows.append({"d": d, "literal": literal, "averaged": averaged, "formed": formed, "forming": forming})
         rows[-1]["crossover_steps"] = crossover
         print(
-            f"{d:5}{literal:10.4f}{averaged:10.4f}{formed:10.5f}{forming:10.3f}{literal / averaged:18.1f}{crossover:11.0f}",
+            f"{d:5}{literal:10.4f}{averaged:10.4f}{formed:10.5f}{forming:10.3f}",
+            f"{literal / averaged:17.1f}{crossover:11.0f}",
             flush=True,
         )
     if arguments.json:
