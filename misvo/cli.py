@@ -11,7 +11,7 @@ import typer
 
 from misvo import __version__
 from misvo.errors import MisvoError, RewardError
-from misvo.settings import COSTS, METHODS, Settings
+from misvo.settings import COSTS, METHODS, STEPS, TIES, Settings
 
 app = typer.Typer(
     help="Steer a frozen language model toward any reward at test time, and change it as little as possible.",
@@ -22,7 +22,9 @@ app = typer.Typer(
 )
 
 
-AISP, RE, MORE = "Options of aisp", "Options of re-control", "More options"  # panels of `misvo steer --help`
+# Panels of `misvo steer --help`
+MISVO, STOP, MORE = "Options of misvo", "When to stop early", "More options"
+AISP, RE = "Options of aisp", "Options of re-control"
 
 
 class Kind(StrEnum):
@@ -30,6 +32,7 @@ class Kind(StrEnum):
     rewards = "rewards"
     methods = "methods"
     costs = "costs"
+    tasks = "tasks"
 
 
 def _version(wanted: bool):
@@ -53,32 +56,65 @@ def steer(
     reward: Annotated[
         str,
         typer.Option(
-            help="What to steer toward: `sentiment`, `similarity:TEXT`, `length:WORDS`, `file.py:function`, `module:f`."
+            help="What to steer toward: `sentiment`, `length:WORDS`, `hf:MODEL`, `http:URL`, `file.py:function`, or a "
+            "sum such as `sentiment + 0.1*length:40`; `misvo list rewards` has them all."
         ),
     ] = "sentiment",
     model: Annotated[str, typer.Option(help="An embedded model, a Hugging Face id or a folder.")] = "smollm2-135m",
+    preset: Annotated[
+        str, typer.Option(help="auto: no tuning needed. paper: Algorithm 1 as printed. Other options win over it.")
+    ] = "auto",
     method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = Settings.method,
-    cost: Annotated[
-        str, typer.Option(help=f"What the penalty of misvo calls far: {', '.join(COSTS)}.")
-    ] = Settings.cost,
     rollouts: Annotated[
         int, typer.Option("--rollouts", "-k", help="Responses sampled per step (K).")
     ] = Settings.rollouts,
     steps: Annotated[int, typer.Option("--steps", "-n", help="Steps (N); K·N responses in all.")] = Settings.steps,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-t", help="Tokens per response (T).")] = 64,
-    learning_rate: Annotated[
-        float, typer.Option(help="Step size η, in units of reward times head geometry.")
-    ] = Settings.learning_rate,
-    penalty: Annotated[
-        float | None, typer.Option(help="Weight λ of the cost. [default: 1; 0.1 for aisp]", show_default=False)
+    kl_budget: Annotated[
+        float | None, typer.Option(help="Nats per response that the model may move. [default: 8; paper: no limit]")
     ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = Settings.temperature,
     top_p: Annotated[
-        float, typer.Option(help="Nucleus sampling: keep the most probable tokens of this mass.")
-    ] = Settings.top_p,
+        float | None, typer.Option(help="Keep the most probable tokens of this mass. [default: 0.95; paper: 1]")
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="The result is a function of this, the prompt and the settings.")
     ] = Settings.seed,
+    cost: Annotated[
+        str | None, typer.Option(help=f"What misvo calls far: {', '.join(COSTS)}.", rich_help_panel=MISVO)
+    ] = None,
+    tie: Annotated[
+        str | None, typer.Option(help=f"Vectors by position: {', '.join(TIES)}.", rich_help_panel=MISVO)
+    ] = None,
+    step: Annotated[str | None, typer.Option(help=f"One of {', '.join(STEPS)}.", rich_help_panel=MISVO)] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="η of euler and proximal steps, in units of reward times head geometry.", rich_help_panel=MISVO
+        ),
+    ] = None,
+    penalty: Annotated[
+        float | None, typer.Option(help="λ, instead of a budget. [paper: 1; aisp: 0.1]", rich_help_panel=MISVO)
+    ] = None,
+    step_nats: Annotated[float | None, typer.Option(help="Size of a natural step.", rich_help_panel=MISVO)] = None,
+    standardize: Annotated[
+        bool, typer.Option("--standardize", help="Advantages in standard deviations.", rich_help_panel=MISVO)
+    ] = False,
+    select: Annotated[
+        str | None, typer.Option(help="Return the best response, or the best ordinary one.", rich_help_panel=MISVO)
+    ] = None,
+    stop_reward: Annotated[
+        float | None, typer.Option(help="Stop when a response earns this.", rich_help_panel=STOP)
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after so many steps without a better one.", rich_help_panel=STOP)
+    ] = None,
+    token_budget: Annotated[
+        int | None, typer.Option(help="Stop when so many tokens were sampled.", rich_help_panel=STOP)
+    ] = None,
+    seconds_budget: Annotated[
+        float | None, typer.Option(help="Stop after so many seconds.", rich_help_panel=STOP)
+    ] = None,
     explicit_fisher: Annotated[
         bool, typer.Option(help="Form the frozen Fisher matrices (T·d² numbers).", rich_help_panel=MORE)
     ] = False,
@@ -124,7 +160,9 @@ def steer(
     Example: `misvo steer "Give me one tip for sleeping better." --reward length:12 -k 16 -n 8 -t 40`
     """
     given = locals()  # before anything else is defined: the options by their names
-    settings = Settings(**{name: given[name] for name in given if name in Settings.__dataclass_fields__}, kl_ref=True)
+    options = {name: given[name] for name in given if name in Settings.__dataclass_fields__}
+    options = {name: value for name, value in options.items() if value is not None and value is not False}
+    settings = Settings.from_preset(preset, **options, kl_ref=True)
     _quiet_libraries()
     import misvo
     from misvo import prompts, rewards, view
@@ -183,21 +221,102 @@ def theory(
         raise typer.Exit(1)
 
 
+DataFiles = Annotated[
+    list[str], typer.Option("--data", help="File of prompts: `FILE` for the first task, `TASK=FILE` for a named one.")
+]
+
+
+@app.command()
+def bench(
+    config: Annotated[Path, typer.Argument(help="A sweep in TOML, such as `configs/quick.toml`.")],
+    output: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/NAME]")] = None,
+    data: DataFiles = [],  # noqa: B006
+    ray: Annotated[bool, typer.Option("--ray", help="Work on Ray: one actor per GPU or per worker's cores.")] = False,
+    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster, such as `auto`.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Actors on Ray. [default: what the cluster has]")] = None,
+    cpus_per_worker: Annotated[int, typer.Option(help="Cores of each actor where there is no GPU.")] = 1,
+    report_to: Annotated[list[str], typer.Option(help="Also log to tensorboard, wandb or trackio.")] = [],  # noqa: B006
+    retry_errors: Annotated[bool, typer.Option(help="Do prompts again that failed before.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+):
+    """Run models × tasks × methods × seeds; killed or stopped, the same command goes on where it was.
+
+    Example: `misvo bench configs/quick.toml --data shp=prompts.jsonl --output runs/quick`
+    """
+    _quiet_libraries()
+    from misvo.bench import commands
+
+    commands.bench(config, output, data, ray, ray_address, workers, cpus_per_worker, report_to, retry_errors, as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of `misvo bench` and `misvo profile`.")],
+    output: Annotated[Path | None, typer.Option(help="Folder for the report. [default: RUN/report]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
+):
+    """Tables (Markdown, LaTeX), figures and one HTML page from finished or half-finished runs."""
+    _quiet_libraries()
+    from misvo.bench import commands
+
+    commands.report(runs, output, as_json)
+
+
+@app.command()
+def profile(
+    config: Annotated[Path | None, typer.Argument(help="A sweep in TOML; without one, a small built-in one.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the figures, which `misvo report` takes.")] = None,
+    data: DataFiles = [],  # noqa: B006
+    warmup: Annotated[int | None, typer.Option(help="Prompts that run first and do not count.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Prompts that are timed.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
+):
+    """Time, tokens per second and peak memory of each method, one prompt at a time."""
+    _quiet_libraries()
+    from misvo.bench import commands
+
+    commands.profile(config, output, data, warmup, prompts, as_json)
+
+
+@app.command()
+def rescore(
+    folder: Annotated[Path, typer.Argument(help="What `misvo steer --save` wrote.")],
+    reward: Annotated[str, typer.Option(help="The reward to judge by; `misvo list rewards` has them all.")],
+    columns: Annotated[Path | None, typer.Option(help="JSON file with an object of columns for the reward.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the new rewards as JSON and nothing else.")] = False,
+):
+    """Score the responses of a saved run again with another reward: was the run's choice good, or good at its reward?
+
+    Example: `misvo rescore run --reward "similarity:sleep well"`
+    """
+    _quiet_libraries()
+    from misvo import rescoring, view
+
+    columns = rescoring.read_columns(columns)
+    with view.counting("Scoring", None) as count:
+        rescored = rescoring.rescore(folder, reward, columns=columns, progress=count)
+    if as_json:
+        typer.echo(json.dumps({"reward": reward, **rescored.to_dict()}))
+    else:
+        rescoring.show(rescored, reward)
+
+
 @app.command("list")
 def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
-    """List what goes by a name: models, rewards, methods, costs."""
+    """List what goes by a name: models, rewards, methods, costs, tasks."""
     if kind is Kind.models:
         from misvo.embedded import MODELS
 
         rows = {name: entry.about for name, entry in MODELS.items()} | {"ID or FOLDER": "any causal LM of transformers"}
     elif kind is Kind.rewards:
-        from misvo.rewards import EMBEDDED
+        from misvo.rewards.specs import EMBEDDED, FORMS
 
         rows = {f"{name}:{argument}" if argument else name: about for name, (_, _, argument, about) in EMBEDDED.items()}
-        rows |= {
-            "file.py:function": "a function of your own",
-            "module:function": "a function of an installed module",
-        }
+        rows |= FORMS
+    elif kind is Kind.tasks:
+        from misvo.tasks import TASKS
+
+        rows = {name: about for name, (_, about) in TASKS.items()}
     else:
         rows = METHODS if kind is Kind.methods else COSTS
     width = max(map(len, rows))

@@ -11,14 +11,19 @@ import torch
 from misvo.decoding import Rollouts
 from misvo.head import Fisher, Head
 from misvo.sampling import Sampler
+from misvo.tie import Tie
 
 
 @dataclass
 class Cost:
-    """No penalty: Σ_t = 0. The other costs override what differs."""
+    """No penalty: Σ_t = 0. The other costs override what differs.
+
+    Vectors come as the free ones c (r, d) of `tie`, u = B c, and so do gradients; untied, c is u.
+    """
 
     head: Head
     sampler: Sampler
+    tie: Tie
     explicit: bool = False  # form the frozen Fisher matrices, T·d² numbers, instead of multiplying without them
 
     def needs_fisher(self, step: int) -> str | None:
@@ -28,19 +33,23 @@ class Cost:
     def observe(self, step: int, rollouts: Rollouts) -> None:
         """Take from the step's rollouts what gradients need."""
 
-    def gradient(self, u: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
-        """∇ of the penalty at every position, (T, d) -> (T, d); `shift` is Wu (T, V), None while u is zero."""
-        return torch.zeros_like(u)
+    def product(self, c: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+        """BᵀΣB c, (r, d) -> (r, d); `shift` is Wc (r, V) where the caller has it."""
+        return torch.zeros_like(c)
 
-    def _fisher(self, rollouts):
-        return Fisher(self.head, rollouts.mean_probs, rollouts.fisher_rows, self.sampler.temperature)
+    def gradient(self, c: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
+        """∇ of the penalty; `shift` is Wc, None while c is zero."""
+        return torch.zeros_like(c) if shift is None else self.product(c, shift)
+
+    def release(self) -> None:
+        """Let go of what the next step collects anew."""
 
 
 class Euclidean(Cost):
     """Σ_t = I: the squared length of the hidden-space shift, blind to what it does to the tokens."""
 
-    def gradient(self, u, shift):
-        return u
+    def product(self, c, shift=None):
+        return self.tie.gather(self.tie.spread(c))
 
 
 class FrozenFisher(Cost):
@@ -57,8 +66,11 @@ class FrozenFisher(Cost):
             fisher = self._fisher(rollouts)
             self.fisher = fisher.formed() if self.explicit else fisher
 
-    def gradient(self, u, shift):
-        return torch.zeros_like(u) if shift is None else self.fisher.product(u, shift)
+    def product(self, c, shift=None):
+        return self.fisher.product(c, shift)
+
+    def _fisher(self, rollouts):
+        return Fisher(self.head, rollouts.mean_probs, rollouts.fisher_rows, self.sampler.temperature, self.tie)
 
 
 class PrefixFisher(FrozenFisher):
@@ -70,10 +82,8 @@ class PrefixFisher(FrozenFisher):
     def observe(self, step, rollouts):
         self.fisher = self._fisher(rollouts)
 
-    def gradient(self, u, shift):
-        product = super().gradient(u, shift)
-        self.fisher = None  # the next step collects its own: do not hold two mean laws at once
-        return product
+    def release(self):
+        self.fisher = None  # two mean laws at once would double the memory
 
 
 class IterateFisher(PrefixFisher):
@@ -93,10 +103,10 @@ class SequenceKL(IterateFisher):
 
     def observe(self, step, rollouts):
         super().observe(step, rollouts)
-        self.suffix = suffix_term(self.head, rollouts, self.sampler)
+        self.suffix = self.tie.gather(suffix_term(self.head, rollouts, self.sampler))
 
-    def gradient(self, u, shift):
-        return super().gradient(u, shift) + self.suffix
+    def gradient(self, c, shift):
+        return super().gradient(c, shift) + self.suffix
 
 
 def suffix_term(head: Head, rollouts: Rollouts, sampler: Sampler) -> torch.Tensor:

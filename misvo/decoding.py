@@ -33,6 +33,7 @@ class Request:
     intervene: Intervention | None = None
     keep_scores: bool = True  # the expected rows of the law sampled from: what a score needs
     keep_fisher: str | None = None  # mean law and untruncated expected rows of the "steered" or "reference" law
+    pool: torch.Tensor | None = None  # (T, P) weights with which positions share mean laws; None: one law each
     keep_hidden: bool = False  # the hidden states themselves: what KL_ref needs
 
 
@@ -47,7 +48,7 @@ class Rollouts:
     ref_logprobs: torch.Tensor  # (K, T) of the sampled token under the reference law, untruncated
     score_rows: torch.Tensor | None = None  # m of the law sampled from (K, T, d)
     fisher_rows: torch.Tensor | None = None  # m of the untruncated law (K, T, d)
-    mean_probs: torch.Tensor | None = None  # p̄ (T, V)
+    mean_probs: torch.Tensor | None = None  # p̄ (T, V), or pooled over positions (P, V)
     hidden: torch.Tensor | None = None  # (K, T, d), in the model's precision
     seconds: float = 0.0  # this request's share of the time that decoding took
 
@@ -128,7 +129,7 @@ class Engine:
         def zeros(*shape, dtype=dtype):
             return torch.zeros(*shape, dtype=dtype, device=device)
 
-        state = (rows, length, head.hidden_size)
+        state, laws = (rows, length, head.hidden_size), length if request.pool is None else request.pool.shape[1]
         rollouts = Rollouts(
             tokens=zeros(rows, length, dtype=torch.long),
             lengths=zeros(rows, dtype=torch.long),
@@ -136,7 +137,7 @@ class Engine:
             logprobs=zeros(rows, length),
             ref_logprobs=zeros(rows, length),
             score_rows=zeros(*state) if request.keep_scores else None,
-            mean_probs=zeros(length, head.vocab_size) if request.keep_fisher else None,
+            mean_probs=zeros(laws, head.vocab_size) if request.keep_fisher else None,
             hidden=zeros(*state, dtype=head.weight.dtype) if request.keep_hidden else None,
         )
         if request.keep_fisher:  # where the score and the Fisher matrix speak of the same law, one buffer serves both
@@ -203,7 +204,11 @@ class Engine:
         request, out, rows, t = segment.job.request, segment.job.rollouts, segment.rows, segment.position
         out.lengths[rows] = t + 1
         if request.keep_fisher:
-            out.mean_probs[t] += law.sum(0) / len(request.rollouts)
+            mean = law.sum(0) / len(request.rollouts)
+            pooled = {t: 1.0} if request.pool is None else dict(enumerate(request.pool[t].tolist()))
+            for index, weight in pooled.items():
+                if weight:
+                    out.mean_probs[index].add_(mean, alpha=weight)
             if out.fisher_rows is not out.score_rows:
                 record["fisher_rows"] = self.policy.head.project(law)
         for name, value in record.items():

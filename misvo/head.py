@@ -12,6 +12,8 @@ from functools import cached_property
 import torch
 from torch.nn.functional import embedding_bag, linear
 
+from misvo.tie import Tie
+
 BLOCK_BYTES = 16 * 2**20  # working memory of one block of a chunked product
 
 
@@ -92,23 +94,41 @@ class Fisher:
 
     With p̄_t = (1/K) Σ_i p_i and m_i = Wᵀp_i the average of K matrices costs one product with W:
     `F̂_t u = Wᵀ(p̄_t ⊙ Wu) − (1/K) Σ_i m_i (m_i·u)`, divided by τ² at temperature τ. Rows that had ended are zero
-    in both, and the average still divides by K, as the paper's estimator does.
+    in both, and the average still divides by K, as the paper's estimator does. For tied vectors u = B c the product is
+    BᵀF̂B c, and `mean_probs` holds the laws pooled as `tie.pool` says.
     """
 
     head: Head
-    mean_probs: torch.Tensor  # p̄ (T, V)
+    mean_probs: torch.Tensor  # p̄ (T, V), or pooled (P, V)
     expected_rows: torch.Tensor  # m (K, T, d)
     temperature: float = 1.0
+    tie: Tie | None = None
 
-    def product(self, u: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
-        """F̂_t u_t at every position, (T, d) -> (T, d). `shift` is Wu (T, V) where the caller has it already."""
-        m = self.expected_rows
+    def product(self, c: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+        """The product with free vectors c, (r, d) -> (r, d). `shift` is Wc (r, V) where the caller has it already."""
+        tie = self.tie or Tie(len(c))
+        m, u = self.expected_rows, tie.spread(c)
         cross = torch.einsum("ktd,kt->td", m, torch.einsum("ktd,td->kt", m, u)) / len(m)
+        spread = self._spread(c, shift) if tie.basis is None else self._tied_spread(c, shift, tie.pairs)
+        return (spread - tie.gather(cross)) / self.temperature**2
+
+    def _spread(self, u, shift):
+        """Wᵀ(p̄_t ⊙ Wu_t) for every position, a few positions at a time."""
         spread = torch.empty_like(u)
         for block in position_blocks(len(u), self.head):
             logits = self.head.shift(u[block]) if shift is None else shift[block]
             spread[block] = self.head.project(self.mean_probs[block] * logits)
-        return (spread - cross) / self.temperature**2
+        return spread
+
+    def _tied_spread(self, c, shift, pairs):
+        """Wᵀ Σ_k P_jk ⊙ Wc_k for every knot j, where P_jk is the law pooled for the pair."""
+        shift = self.head.shift(c) if shift is None else shift
+        weighted = torch.zeros_like(shift)
+        for law, (j, k) in zip(self.mean_probs, pairs, strict=True):
+            weighted[j].addcmul_(law, shift[k])
+            if j != k:
+                weighted[k].addcmul_(law, shift[j])
+        return self.head.project(weighted)
 
     def formed(self) -> "ExplicitFisher":
         """The same estimate as T matrices of d×d: T·V·d² to form, and from then on free of the vocabulary."""

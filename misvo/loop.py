@@ -4,13 +4,11 @@ Many prompts run through one engine. Each has its own method, random stream and 
 soon as its own responses are scored, and new prompts enter as rows come free.
 """
 
-import difflib
 import itertools
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 import torch
 
@@ -33,10 +31,11 @@ OnStep = Callable[[int, dict], None]  # (index of the prompt, the new trace row)
 def steer(policy: Policy, prompt: Prompt, reward: Reward, *, columns=None, on_step=None, **settings) -> Result:
     """Optimise steering vectors for one prompt and return the best response seen.
 
-    `settings` are the fields of `misvo.Settings`: method="misvo", cost="frozen-fisher", rollouts=16, steps=16,
-    max_new_tokens=512, learning_rate=0.1, penalty (1.0 for misvo), temperature=1.0, top_p=1.0, seed=0,
-    kl_ref=False, max_rows=None. `columns` is a dict handed to the reward beside prompts and completions;
-    `on_step(index, row)` is called with each new trace row.
+    `preset` is "paper" (Algorithm 1 as printed, the default) or "auto" (no tuning: one vector for all positions,
+    natural steps, a KL budget). The other `settings` are the fields of `misvo.Settings`: method="misvo",
+    cost="frozen-fisher", rollouts=16, steps=16, max_new_tokens=512, learning_rate=0.1, penalty (1.0 for misvo),
+    temperature=1.0, top_p=1.0, seed=0, kl_ref=False, max_rows=None and more. `columns` is a dict handed to the
+    reward beside prompts and completions; `on_step(index, row)` is called with each new trace row.
 
     A trace row has: step, mean, max and best reward, unscored (how many rewards were None), norm of u and sequence
     KL of the policy that was sampled (kl, kl_per_position), tokens, seconds by stage, a note where something was odd.
@@ -55,7 +54,7 @@ def steer_many(
     **settings,
 ) -> list[Result]:
     """Steer many prompts in one batch; each gets the result that `steer` would give it alone."""
-    settings = _settings(settings)
+    settings = Settings.from_preset(**settings)
     reward = as_reward(reward)
     if isinstance(prompts, str):
         raise MisvoError("steer_many takes a list of prompts: use steer for a single one.")
@@ -101,7 +100,7 @@ class _Run:
 
     def open(self):
         """Read the prompt and set the method up."""
-        started = time.perf_counter()
+        self.started = started = time.perf_counter()
         self.prefix = self.policy.prefill(self.tokens, self.settings.max_new_tokens)
         self.result.prefill_seconds = time.perf_counter() - started
         self.stream = RandomStream(self.settings.seed, self.tokens)
@@ -148,8 +147,9 @@ class _Run:
         started = time.perf_counter()
         rewards = score(reward, result.prompt, texts, tokens, columns)
         scored = time.perf_counter()
+        likely = (rollouts.ref_logprobs.sum(1) / rollouts.lengths).tolist()
         for index, value in enumerate(rewards):
-            result.candidates.append(Candidate(step, index, tokens[index], texts[index], value))
+            result.candidates.append(Candidate(step, index, tokens[index], texts[index], value, likely[index]))
         if step == 0 and self.method.starts_at_reference:
             self.reference, result.reference = rollouts if rollouts.hidden is not None else None, result.candidates[0]
         known = [value for value in rewards if value is not None]
@@ -157,21 +157,20 @@ class _Run:
             raise RewardError(f"the reward scored none of the {len(texts)} responses of step {step}: all were None.")
         norm = 0.0 if self.method.vectors is None else self.method.vectors.norm().item()
         values = torch.tensor([math.nan if value is None else value for value in rewards], dtype=torch.float64)
-        kept = self.method.vectors
         extra = self.method.update(step, rollouts, values)
-        if kept is not None and not torch.isfinite(self.method.vectors).all():
-            self.method.vectors = kept
-            self.steps_left.clear()
-            extra["note"] = "diverged: the vectors are no longer finite; the run stops with the last finite ones"
-        elif min(known) == max(known) and self.method.vectors is not None:
+        if min(known) == max(known) and self.method.vectors is not None:
             extra.setdefault("note", "all rewards are equal: no advantage, u only decays")
+        stop = extra.pop("stop", None) or self._enough(step)
+        if stop is not None:
+            self.steps_left.clear()
+            extra["note"] = stop
         kl = (rollouts.kl.sum(0) / len(texts)).tolist()
         seconds = {"decode": rollouts.seconds, "reward": scored - started, "update": time.perf_counter() - scored}
         row = {
             "step": step,
             "mean": sum(known) / len(known),
             "max": max(known),
-            "best": result.reward,
+            "best": max([max(known), *(row["best"] for row in result.trace[-1:])]),
             "unscored": len(rewards) - len(known),
             "norm": norm,
             "kl": sum(kl),
@@ -180,14 +179,31 @@ class _Run:
             "seconds": seconds,
             **extra,
         }
+        if rewards.parts:
+            row["parts"] = rewards.means()
         result.trace.append(row)
         return row
+
+    def _enough(self, step) -> str | None:
+        """Why the run may stop before its last step, if it may."""
+        settings, result = self.settings, self.result
+        if settings.stop_reward is not None and result.reward >= settings.stop_reward:
+            return f"stopped: the best reward has reached {settings.stop_reward:g}"
+        if settings.patience is not None and step - result.best.step >= settings.patience:
+            return f"stopped: no better response for {settings.patience} steps"
+        spent = sum(len(candidate.tokens) for candidate in result.candidates)
+        if settings.token_budget is not None and spent >= settings.token_budget:
+            return f"stopped: {spent} tokens were sampled"
+        seconds = time.perf_counter() - self.started
+        if settings.seconds_budget is not None and seconds >= settings.seconds_budget:
+            return f"stopped after {seconds:.1f} s"
+        return None
 
     def _submit(self, engine, step):
         options = {"keep_scores": False} if step == REFERENCE else self.method.propose(step)
         measured = 0 if self.method.starts_at_reference else REFERENCE
         if self.settings.kl_ref and step == measured and self.settings.method != "best-of-n":
-            options["keep_hidden"] = True
+            options["keep_hidden"] = True  # the method may want them too
         request = Request(
             prefix=self.prefix,
             stream=self.stream,
@@ -210,7 +226,9 @@ class _Run:
             row["best"] = best
         if u is not None:
             metadata = {"model": self.policy.name, "prompt": result.prompt, "settings": settings.to_dict()}
-            result.steering = Steering(u.float().cpu(), self.policy.head.fingerprint, metadata)
+            result.steering = Steering(
+                u.float().cpu().contiguous(), self.policy.head.fingerprint, settings.tie, metadata
+            )
         result.value = getattr(self.method, "value", None)
         steering = self.method.intervention()
         del self.method, self.prefix  # what they hold is as large as what the meter needs
@@ -223,13 +241,3 @@ class _Run:
 
 def sampler(settings: Settings) -> Sampler:
     return Sampler(settings.temperature, settings.top_p, settings.greedy)
-
-
-def _settings(options: dict) -> Settings:
-    known = [field.name for field in fields(Settings)]
-    for name in options:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}."
-            raise MisvoError(f"unknown setting {name!r}: {hint}")
-    return Settings(**options)

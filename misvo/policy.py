@@ -149,7 +149,7 @@ class Policy:
     ) -> str | list[str]:
         """Sample from the (steered) policy: one text, or a list of `samples` texts.
 
-        Positions beyond the steering's length are not steered.
+        Beyond the steering's length, vectors that were tied across positions go on, and others end.
         """
         if max_new_tokens is None:
             max_new_tokens = 512 if steering is None else len(steering.vectors)
@@ -162,7 +162,7 @@ class Policy:
             step=0,
             rollouts=range(samples or 1),
             max_new_tokens=max_new_tokens,
-            shift=None if steering is None else self.head.shift(steering.vectors[:max_new_tokens]),
+            shift=None if steering is None else self.head.shift(steering.at(max_new_tokens)),
             keep_scores=False,
         )
         engine = Engine(self, self.rows_that_fit(prefix, max_new_tokens), Sampler(temperature, top_p))

@@ -1,5 +1,6 @@
 """What a steering run hands back: every response, a trace row per step, the vectors, and how far they moved."""
 
+import statistics
 from dataclasses import dataclass, field
 
 from misvo.errors import MisvoError
@@ -17,6 +18,7 @@ class Candidate:
     tokens: list[int]  # up to and with EOS
     text: str
     reward: float | None  # None where the reward could not score it
+    ref_logprob: float | None = None  # mean log-probability per token under the reference policy
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,15 @@ class Result:
 
     @property
     def best(self) -> Candidate:
-        """The candidate with the highest reward, the first of equals."""
+        """The candidate with the highest reward, the first of equals; with select="ordinary" among those that the
+        reference policy finds about as likely as what it says itself, so that a reward hack is passed over."""
         scored = [candidate for candidate in self.candidates if candidate.reward is not None]
         if not scored:
             raise MisvoError("no response of this run has a reward.")
+        if self.settings.select == "ordinary":
+            own = [candidate.ref_logprob for candidate in self.candidates if candidate.step == 0]
+            floor = statistics.mean(own) - 2 * statistics.pstdev(own)
+            scored = [candidate for candidate in scored if candidate.ref_logprob >= floor] or scored
         return max(scored, key=lambda candidate: candidate.reward)
 
     @property

@@ -4,6 +4,7 @@ Paper symbols: K is `rollouts`, N is `steps`, T is `max_new_tokens`, η is `lear
 """
 
 import dataclasses
+import difflib
 import math
 from dataclasses import dataclass
 
@@ -24,7 +25,31 @@ COSTS = {
     "sequence-kl": "the direct gradient of the sequence KL, suffix term included (eq:seqkl-grad)",
     "none": "no penalty at all",
 }
+TIES = {
+    "position": "one vector for each position, as in the paper",
+    "shared": "one vector for all positions",
+    "smooth": "vectors at positions 0, 1, 2, 4, 8, … and straight lines between them",
+}
+STEPS = {
+    "euler": "the paper's explicit step",
+    "proximal": "implicit in the penalty, stable for every learning rate",
+    "natural": "a fixed number of nats in the Fisher metric",
+}
 DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1, "re-control": 0.0}
+
+# What `preset` stands for. Anything given beside it wins over it.
+PRESETS = {
+    "paper": {},  # Algorithm 1 as printed
+    "auto": {
+        "cost": "iterate-fisher",
+        "tie": "shared",
+        "step": "natural",
+        "standardize": True,
+        "kl_budget": 8.0,
+        "top_p": 0.95,
+        "select": "ordinary",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +69,19 @@ class Settings:
     kl_ref: bool = False  # measure eq:kl-estimator on the first step's rollouts at the end
     max_rows: int | None = None  # rows decoded at once; None: as many as memory allows
     explicit_fisher: bool = False  # frozen-fisher: form the T matrices of d×d instead of multiplying without them
+    # what a user without patience for sweeps wants: see PRESETS
+    tie: str = "position"  # how vectors depend on the position
+    step: str = "euler"  # how a gradient becomes a step
+    standardize: bool = False  # advantages in standard deviations of the step's rewards
+    step_nats: float = 0.5  # natural: size of a step, ½ sᵀFs
+    damping: float = 0.1  # natural: share of the direction's curvature that is added to F
+    kl_budget: float | None = None  # nats per response that the sequence KL may reach; excludes `penalty`
+    select: str = "best"  # which response is returned: the best, or the best of those that are ordinary
+    # when to stop before the last step
+    stop_reward: float | None = None
+    patience: int | None = None  # steps without a better response
+    token_budget: int | None = None
+    seconds_budget: float | None = None
     # aisp, where `penalty` is its λ
     sigma2: float = 0.5  # variance of the noise
     alpha: float = 0.999
@@ -61,15 +99,26 @@ class Settings:
     def __post_init__(self):
         _one_of("method", self.method, METHODS)
         _one_of("cost", self.cost, COSTS)
+        _one_of("tie", self.tie, TIES)
+        _one_of("step", self.step, STEPS)
+        _one_of("select", self.select, ("best", "ordinary"))
+        if self.select == "ordinary" and self.method == "aisp":
+            raise MisvoError(
+                "select='ordinary' compares with the first step, which aisp does not take at the reference."
+            )
+        if self.kl_budget is not None:
+            _real("kl_budget", self.kl_budget, lambda x: x > 0, "above 0")
+            if self.penalty:
+                raise MisvoError("penalty and kl_budget exclude each other: both hold the model back, so choose one.")
         if self.penalty is None:
-            object.__setattr__(self, "penalty", DEFAULT_PENALTY[self.method])
+            object.__setattr__(self, "penalty", 0.0 if self.kl_budget else DEFAULT_PENALTY[self.method])
         # A leave-one-out baseline needs another rollout to compare with.
         _whole("rollouts", self.rollouts, 1 if self.method == "best-of-n" else 2)
         _one_of("value_target", self.value_target, ("last", "first"))
         _whole("steps", self.steps, 1)
         _whole("max_new_tokens", self.max_new_tokens, 1)
         _whole("seed", self.seed, 0)
-        for name in ("max_rows", "window", "value_steps"):
+        for name in ("max_rows", "window", "value_steps", "patience", "token_budget"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
         _whole("value_iterations", self.value_iterations, 0)
@@ -78,6 +127,15 @@ class Settings:
         _real("sigma2", self.sigma2, lambda x: x > 0, "above 0")
         _real("alpha", self.alpha, lambda x: 0 <= x <= 1, "from 0 to 1")
         _real("value_step_size", self.value_step_size, lambda x: x > 0, "above 0")
+        _real("step_nats", self.step_nats, lambda x: x > 0, "above 0")
+        _real("damping", self.damping, lambda x: x >= 0, "0 or above")
+        for name in ("stop_reward", "seconds_budget"):
+            if getattr(self, name) is not None:
+                _real(name, getattr(self, name), lambda x: True, "that is finite")
+        if self.step == "natural" and self.cost == "none":
+            raise MisvoError("a natural step needs a metric: choose a Fisher cost, not 'none'.")
+        if self.explicit_fisher and self.tie != "position":
+            raise MisvoError("explicit_fisher forms a matrix for each position, so it goes with tie='position' only.")
         if self.target_ess is not None:
             _real("target_ess", self.target_ess, lambda x: 1 <= x <= self.rollouts, "from 1 to the number of rollouts")
         if self.method == "re-control" and self.value is None and self.steps < 2:
@@ -90,6 +148,25 @@ class Settings:
             raise MisvoError(f"greedy tokens have no score to learn from: {self.method} samples.")
         _real("temperature", self.temperature, lambda x: x > 0, "above 0")
         _real("top_p", self.top_p, lambda x: 0 < x <= 1, "above 0 and at most 1")
+
+    @classmethod
+    def from_preset(cls, preset: str = "paper", **options) -> "Settings":
+        """The settings of a preset, changed by `options`. For methods other than misvo a preset is its sampler."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}."
+                raise MisvoError(f"unknown setting {name!r}: {hint}")
+        _one_of("preset", preset, PRESETS)
+        chosen = dict(PRESETS[preset])
+        if options.get("method", cls.method) != "misvo":
+            chosen = {name: value for name, value in chosen.items() if name == "top_p"}
+        if options.get("penalty") is not None:
+            chosen.pop("kl_budget", None)  # a penalty takes the budget's place
+        if options.get("cost") == "none":
+            chosen.pop("step", None)  # without a metric there is no natural step
+        return cls(**{**chosen, **options})
 
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)

@@ -14,7 +14,6 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 import torch
-from torch.nn.functional import pad
 
 from misvo.errors import MisvoError
 
@@ -27,6 +26,7 @@ class Steering:
 
     vectors: torch.Tensor  # (T, d) fp32, on the CPU
     head: str | None = None  # fingerprint of the head that they were made for
+    tie: str = "position"  # "shared" and "smooth" vectors go on beyond the last position, "position" ones end there
     metadata: dict = field(default_factory=dict)  # model name, prompt, settings, seed
 
     @property
@@ -44,8 +44,10 @@ class Steering:
         if len(width) > 1 or (self.head and other.head and self.head != other.head):
             raise MisvoError("these two steerings were made for different heads and cannot be added.")
         longest = max(len(self), len(other))
-        a, b = (pad(s.vectors, (0, 0, 0, longest - len(s))) for s in (self, other))
-        return replace(self, vectors=a + b, head=self.head or other.head)
+        a, b = self.at(longest), other.at(longest)
+        return replace(
+            self, vectors=a + b, head=self.head or other.head, tie=self.tie if self.tie == other.tie else "position"
+        )
 
     def __mul__(self, factor: float) -> "Steering":
         if not isinstance(factor, int | float):
@@ -60,6 +62,13 @@ class Steering:
     def __sub__(self, other: "Steering") -> "Steering":
         return self + -other if isinstance(other, Steering) else NotImplemented
 
+    def at(self, length: int) -> torch.Tensor:
+        """The vectors for responses of `length` tokens, (length, d)."""
+        if length <= len(self):
+            return self.vectors[:length]
+        beyond = self.vectors[-1:] if self.tie != "position" else torch.zeros_like(self.vectors[-1:])
+        return torch.cat([self.vectors, beyond.expand(length - len(self), -1)])
+
     def check(self, policy) -> None:
         """Refuse a policy whose head is not the one that these vectors were made for."""
         if self.vectors.shape[1] != policy.head.hidden_size or (self.head and self.head != policy.head.fingerprint):
@@ -70,7 +79,8 @@ class Steering:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         safetensors.torch.save_file({"vectors": self.vectors.contiguous()}, folder / WEIGHTS)
-        text = json.dumps({"format": "misvo-steering-1", "head": self.head, **self.metadata}, indent=2)
+        described = {"format": "misvo-steering-1", "head": self.head, "tie": self.tie, **self.metadata}
+        text = json.dumps(described, indent=2)
         (folder / METADATA).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -87,10 +97,9 @@ class Steering:
             ) from error
         try:
             metadata = json.loads((folder / METADATA).read_text(encoding="utf-8"))
-            head = metadata.pop("head")
-            metadata.pop("format")
+            head, tie, _ = metadata.pop("head"), metadata.pop("tie"), metadata.pop("format")
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError) as error:
             raise MisvoError(f"{folder / METADATA} is not the description of a steering.") from error
         if vectors.ndim != 2 or not torch.isfinite(vectors).all():
             raise MisvoError(f"{folder / WEIGHTS} does not hold finite vectors of shape (positions, hidden size).")
-        return cls(vectors, head, metadata)
+        return cls(vectors, head, tie, metadata)

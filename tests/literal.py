@@ -55,26 +55,25 @@ class Literal:
         sigma = None
         for n in range(steps):
             rows = [c for c in candidates if c.step == n]
-            logits = [self.logits(c.tokens) for c in rows]
             if n == 0:
-                sigma = self.cost_matrices(cost, rows, logits, K)
-            rewards = torch.tensor([c.reward for c in rows], dtype=torch.float64)
-            u_next = u.clone()
-            for t in range(self.T):
-                g = torch.zeros(self.W.shape[1], dtype=torch.float64)
-                for i, c in enumerate(rows):
-                    if t >= len(c.tokens):
-                        continue
-                    baseline = (rewards.sum() - rewards[i]) / (K - 1)
-                    p = self.law(logits[i][t], u[t])
-                    if self.top_p < 1:
-                        p = truncate(p, self.top_p)
-                    e = torch.zeros_like(p)
-                    e[c.tokens[t]] = 1.0
-                    g += (rewards[i] - baseline) * (self.W.T @ (e - p)) / self.tau / K
-                u_next[t] = u[t] + eta * (g - penalty * sigma[t] @ u[t])
-            u = u_next
+                sigma = self.cost_matrices(cost, rows, [self.logits(c.tokens) for c in rows], K)
+            u = u + eta * (self.reward_gradient(rows, u) - penalty * torch.einsum("tde,te->td", sigma, u))
         return u
+
+    def reward_gradient(self, rows, u):
+        """g_t of eq:update, one rollout and one position at a time, from a step's candidates."""
+        K, g = len(rows), torch.zeros_like(u)
+        rewards = torch.tensor([c.reward for c in rows], dtype=torch.float64)
+        for i, c in enumerate(rows):
+            baseline = (rewards.sum() - rewards[i]) / (K - 1)
+            for t, z in enumerate(self.logits(c.tokens)):
+                p = self.law(z, u[t])
+                if self.top_p < 1:
+                    p = truncate(p, self.top_p)
+                e = torch.zeros_like(p)
+                e[c.tokens[t]] = 1.0
+                g[t] += (rewards[i] - baseline) * (self.W.T @ (e - p)) / self.tau / K
+        return g
 
     def cost_matrices(self, cost, rows, logits, K):
         d = self.W.shape[1]

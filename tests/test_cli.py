@@ -9,7 +9,7 @@ import pytest
 import misvo
 from misvo.view import sparkline
 
-QUICK = ["--rollouts", "3", "--steps", "2", "--max-new-tokens", "8", "--learning-rate", "3"]
+QUICK = ["--rollouts", "3", "--steps", "2", "--max-new-tokens", "8", "--preset", "paper", "--learning-rate", "3"]
 
 
 def run(*arguments, **options):
@@ -62,7 +62,7 @@ def test_steer_saves_draws_and_speaks_json(tmp_path):
 
 
 def test_steer_shows_a_readable_result(tmp_path):
-    done = run("steer", "-", "--reward", "sentiment", *QUICK, input="Say something nice.")
+    done = run("steer", "-", "-k", "3", "-n", "2", "-t", "8", input="Say something nice.")  # the defaults
     assert done.returncode == 0, done.stderr
     for part in (
         "best: sentiment",

@@ -13,6 +13,7 @@ from misvo.decoding import Engine, Request
 from misvo.methods.misvo import reward_gradient
 from misvo.sampling import RandomStream, Sampler
 from misvo.theory import Formulas, TabularPolicy
+from misvo.tie import Tie
 
 K, GROUPS = 6, 400
 
@@ -68,7 +69,7 @@ def exact_gradients(tabular, u):
 @pytest.mark.parametrize("name", ["frozen-fisher", "prefix-fisher", "iterate-fisher", "sequence-kl"])
 def test_estimators_meet_the_exact_gradients(tabular, u, name):
     policy = EnumerablePolicy(tabular)
-    cost = COSTS[name](policy.head, Sampler())
+    cost = COSTS[name](policy.head, Sampler(), Tie(3))
     law = cost.needs_fisher(0)
     # The frozen Fisher looks at reference rollouts, the others at steered ones.
     sampled = torch.zeros_like(u) if name == "frozen-fisher" else u

@@ -10,6 +10,8 @@ import math
 import torch
 from scipy.optimize import brentq
 
+from misvo.tie import TIES
+
 
 class Aisp:
     sequential = True  # a step's noise is added to the mean that the step before it made
@@ -17,41 +19,52 @@ class Aisp:
 
     def __init__(self, head, stream, sampler, settings):
         self.head, self.stream, self.settings = head, stream, settings
-        self.vectors = torch.zeros(settings.max_new_tokens, head.hidden_size, dtype=head.dtype, device=head.device)
+        self.tie = TIES[settings.tie](settings.max_new_tokens)
+        self.free = torch.zeros(self.tie.size, head.hidden_size, dtype=head.dtype, device=head.device)
         self.window = min(settings.window or settings.max_new_tokens, settings.max_new_tokens)
+
+    @property
+    def vectors(self):
+        u = self.tie.spread(self.free)
+        return u if self.window == len(u) else torch.cat([u[: self.window], torch.zeros_like(u[self.window :])])
 
     def propose(self, step):
         generators = [self.stream.generator(step, rollout) for rollout in range(self.settings.rollouts)]
+        tied = self.tie.basis is not None  # a few vectors for each response: drawn at once and kept
+        noise = torch.stack([self._draw(generator, self.tie.size) for generator in generators]) if tied else None
 
         def intervene(rows, position, hidden):
             if position >= self.window:
                 return None
+            if tied:
+                return torch.einsum("r,krd->kd", self.tie.basis[position].to(noise), self.free + noise[rows])
             # A row asks for its positions in order, so its generator stands where this position begins.
-            return self.vectors[position] + torch.cat([self._draw(generators[row], 1) for row in rows.tolist()])
+            return self.free[position] + torch.cat([self._draw(generators[row], 1) for row in rows.tolist()])
 
         return {"intervene": intervene, "keep_scores": False}
 
     def update(self, step, rollouts, rewards):
         settings, lengths = self.settings, rollouts.lengths.tolist()
-        inner = [torch.sum(self.vectors * self._noise(step, k, lengths[k])).item() for k in range(len(rewards))]
+        inner = [torch.sum(self.free * self._noise(step, k, lengths[k])).item() for k in range(len(rewards))]
         bias = (settings.alpha - 1) / settings.sigma2 * torch.tensor(inner, dtype=torch.float64)
         temperature = settings.penalty
         if settings.target_ess is not None:
             temperature = temperature_for(rewards, bias, settings.target_ess)
         weights = importance_weights(rewards, bias, temperature)
-        moved = self.vectors.clone()
+        moved = self.free.clone()
         for k, weight in enumerate(weights.tolist()):
             moved.add_(self._noise(step, k, lengths[k]), alpha=weight)
-        self.vectors = moved
+        self.free = moved
         return {"ess": effective_sample_size(weights), "lambda": temperature}
 
     def intervention(self):
         return self.vectors
 
     def _noise(self, step, rollout, length):
-        """ε of one response (T, d), zero where it does not count: outside the window, behind a masked end."""
+        """ε of one response (r, d); untied, zero where it does not count: outside the window, behind a masked end."""
         counted = min(self.window, length) if self.settings.mask_after_eos else self.window
-        noise = torch.zeros_like(self.vectors)
+        counted = counted if self.tie.basis is None else self.tie.size
+        noise = torch.zeros_like(self.free)
         noise[:counted] = self._draw(self.stream.generator(step, rollout), counted)
         return noise
 

@@ -1,12 +1,16 @@
 """MISVO, the paper's Algorithm 1: stochastic gradient ascent on reward minus a quadratic cost.
 
 Lines 4 to 5 (sampling) are `propose` and the decoding it asks for; lines 6 to 12 (advantages, gradient, step for
-all positions from the same iterate) are `update`.
+all positions from the same iterate) are `update`. The paper's own choices are tie="position" and step="euler"; with
+others the same gradient moves the free vectors c of a tied u = B c, or moves them differently.
 """
 
 import torch
 
+from misvo.budget import KLBudget
 from misvo.cost import COSTS, mean_score
+from misvo.steps import STEPS
+from misvo.tie import TIES
 
 
 class Misvo:
@@ -15,27 +19,49 @@ class Misvo:
 
     def __init__(self, head, stream, sampler, settings):
         self.head, self.settings = head, settings
-        self.cost = COSTS[settings.cost](head, sampler, settings.explicit_fisher)
-        self.vectors = torch.zeros(settings.max_new_tokens, head.hidden_size, dtype=head.dtype, device=head.device)
-        self.shift = None  # Wu (T, V): sampling and the cost of one step share it
+        self.tie = TIES[settings.tie](settings.max_new_tokens)
+        self.cost = COSTS[settings.cost](head, sampler, self.tie, settings.explicit_fisher)
+        self.budget = settings.kl_budget and KLBudget(head, settings.kl_budget, settings.temperature)
+        self.free = torch.zeros(self.tie.size, head.hidden_size, dtype=head.dtype, device=head.device)  # c (r, d)
+        self.shift = None  # Wc (r, V): sampling and the cost of one step share it
+
+    @property
+    def vectors(self):
+        return self.tie.spread(self.free)  # u (T, d)
 
     def propose(self, step):
         self.shift = None  # let the old one go before the new one is made
         if step > 0:
-            self.shift = self.head.shift(self.vectors)
-        return {"shift": self.shift, "keep_fisher": self.cost.needs_fisher(step)}
+            self.shift = self.head.shift(self.free)
+        return {
+            "shift": None if self.shift is None else self.tie.spread(self.shift),
+            "keep_fisher": self.cost.needs_fisher(step),
+            "pool": self.tie.pool,
+            "keep_hidden": self.budget is not None,
+        }
 
     def update(self, step, rollouts, rewards):
-        self.cost.observe(step, rollouts)
-        gradient = reward_gradient(self.head, rollouts, rewards, self.settings.temperature)
-        penalty = self.cost.gradient(self.vectors, self.shift)
-        curvature = _rayleigh(self.vectors, penalty)
-        # eq:update
-        self.vectors = self.vectors + self.settings.learning_rate * (gradient - self.settings.penalty * penalty)
+        settings, cost = self.settings, self.cost
+        cost.observe(step, rollouts)
+        gradient = reward_gradient(self.head, rollouts, rewards, settings.temperature, settings.standardize)
+        gradient = self.tie.gather(gradient)
+        penalty = cost.gradient(self.free, self.shift)
+        moved = STEPS[settings.step](self.free, gradient, penalty, cost.product, settings)
         trace = {"gradient_norm": gradient.norm().item(), "penalty_norm": penalty.norm().item()}
-        stiffness = self.settings.learning_rate * self.settings.penalty * curvature
-        if stiffness > 2:
+        stiffness = settings.learning_rate * settings.penalty * _rayleigh(self.free, penalty)
+        if settings.step == "euler" and stiffness > 2:
             trace["note"] = f"unstable: learning_rate × penalty × curvature = {stiffness:.3g} > 2, so steps overshoot"
+        if not torch.isfinite(moved).all():
+            moved, trace["stop"] = (
+                self.free,
+                "diverged: the vectors are no longer finite; the last finite ones are kept",
+            )
+        elif self.budget is not None:
+            factor = self.budget.shrink(rollouts, self.tie.spread(moved))
+            moved = factor * moved
+            trace |= {"kl_budget": self.budget.nats, "kl_predicted": self.budget.predicted, "shrunk": factor}
+        self.free = moved
+        cost.release()
         return trace
 
     def intervention(self):
@@ -52,13 +78,15 @@ def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
     return centred * count / (count - 1)  # R_i − (S − R_i)/(n − 1) = n/(n − 1) · (R_i − S/n)
 
 
-def reward_gradient(head, rollouts, rewards, temperature):
-    """g_t of eq:update, (T, d): each response's score, weighted by its advantage.
+def reward_gradient(head, rollouts, rewards, temperature, standardize=False):
+    """g_t of eq:update, (T, d): each response's score, weighted by its advantage (in standard deviations if wished).
 
     The score is that of the law the token was sampled from, and K counts the responses that were scored.
     """
     scored = max(1, int((~rewards.isnan()).sum()))
     advantages = leave_one_out(rewards) * len(rewards) / scored
+    if standardize and advantages.any():
+        advantages = advantages / rewards[~rewards.isnan()].std()
     return mean_score(head, rollouts, advantages[:, None], temperature)
 
 

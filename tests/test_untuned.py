@@ -1,0 +1,255 @@
+"""Tied vectors, proximal and natural steps, the KL budget and early stops, against dense algebra and measurements."""
+
+import pytest
+import torch
+from conftest import letter_reward, make_policy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from literal import Literal
+
+import misvo
+import misvo.result
+from misvo.head import Fisher, Head
+from misvo.settings import Settings
+from misvo.steps import conjugate_gradients, natural, proximal
+from misvo.tie import TIES, Tie
+
+T, D, V, K = 11, 4, 23, 5
+
+
+def dense_fisher(W, p):
+    """F̂_t as explicit matrices, (T, d, d)."""
+    C = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
+    return (W.T @ C @ W).mean(0)
+
+
+def laws(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    W = torch.randn(V, D, generator=generator, dtype=torch.float64)
+    p = torch.softmax(2 * torch.randn(K, T, V, generator=generator, dtype=torch.float64), -1)
+    return W, p
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_the_tied_fisher_is_the_dense_one_between_two_bases(name):
+    W, p = laws()
+    tie = TIES[name](T)
+    B = torch.eye(T, dtype=torch.float64) if tie.basis is None else tie.basis.double()
+    mean = p.mean(0) if tie.pool is None else tie.pool.double().T @ p.mean(0)  # what decoding pools as it goes
+    fisher = Fisher(Head(W), mean, p @ W, 0.8, tie)
+    c = torch.randn(tie.size, D, dtype=torch.float64)
+    expected = torch.einsum("tj,tde,tk,ke->jd", B, dense_fisher(W, p), B, c) / 0.64
+    torch.testing.assert_close(fisher.product(c), expected)
+    torch.testing.assert_close(fisher.product(c, fisher.head.shift(c)), expected)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 9, 64])
+def test_bases(length):
+    for name, make in TIES.items():
+        tie = make(length)
+        basis = torch.eye(length) if tie.basis is None else tie.basis
+        torch.testing.assert_close(basis.sum(1), torch.ones(length))  # a constant u is within reach
+        c = torch.randn(tie.size, 3)
+        torch.testing.assert_close(tie.spread(c), basis @ c)
+        g = torch.randn(length, 3)
+        torch.testing.assert_close((tie.gather(g) * c).sum(), (g * tie.spread(c)).sum())  # adjoint
+        assert tie.size == {"position": length, "shared": 1}.get(name, tie.size)
+    assert TIES["smooth"](64).size == 8
+    first, second, *_ = TIES["smooth"](64).basis
+    assert first[0] == 1 and second[1] == 1  # the first positions are free of each other
+
+
+@pytest.mark.parametrize("tie", ["shared", "smooth"])
+def test_decoding_pools_what_the_tie_needs_and_the_vectors_replay(tie):
+    """A run with tied vectors equals the literal gradient, gathered: euler steps with the frozen Fisher."""
+    policy = make_policy("llama")
+    options = {
+        "rollouts": 5,
+        "steps": 4,
+        "max_new_tokens": T,
+        "learning_rate": 0.05,
+        "penalty": 0.5,
+        "temperature": 0.9,
+    }
+    result = misvo.steer(policy, "a b c", letter_reward, tie=tie, **options)
+    literal = Literal(policy.model, policy.encode("a b c"), T, 0.9)
+    basis = TIES[tie](T).basis.double()
+    c = torch.zeros(basis.shape[1], 32, dtype=torch.float64)
+    rows = [x for x in result.candidates if x.step == 0]
+    sigma = literal.cost_matrices("frozen-fisher", rows, [literal.logits(x.tokens) for x in rows], 5)
+    for n in range(4):
+        u = basis @ c
+        rows = [x for x in result.candidates if x.step == n]
+        gradient = literal.reward_gradient(rows, u)
+        c = c + 0.05 * basis.T @ (gradient - 0.5 * torch.einsum("tde,te->td", sigma, u))
+    expected = basis @ c
+    assert (result.steering.vectors - expected).norm() < 1e-4 * expected.norm()
+
+
+def test_conjugate_gradients_solve():
+    A = torch.randn(12, 12, dtype=torch.float64)
+    A = A @ A.T + torch.eye(12)
+    b = torch.randn(3, 4, dtype=torch.float64)
+    x = conjugate_gradients(lambda v: (A @ v.flatten()).view(3, 4), b, iterations=50, tolerance=1e-10)
+    torch.testing.assert_close(A @ x.flatten(), b.flatten())
+
+
+def dense_problem(seed=0):
+    A = torch.randn(D, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    F = A @ A.T
+    c, g = torch.randn(2, 1, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    return F, c, g, lambda x: x @ F
+
+
+def test_a_proximal_step_solves_its_equation():
+    F, c, g, product = dense_problem()
+    options = Settings(learning_rate=7.0, penalty=3.0)
+    moved = proximal(c, g, product(c), product, options)
+    torch.testing.assert_close(moved + 21.0 * moved @ F, c + 7.0 * g, rtol=1e-3, atol=1e-3)
+    extra = torch.ones_like(c)  # what of the penalty is not F c stays explicit
+    moved = proximal(c, g, product(c) + extra, product, options)
+    torch.testing.assert_close(moved + 21.0 * moved @ F, c + 7.0 * g - 21.0 * extra, rtol=1e-3, atol=1e-3)
+
+
+def test_a_natural_step_spends_its_nats_in_the_natural_direction():
+    F, c, g, product = dense_problem()
+    options = Settings(step="natural", step_nats=0.3, damping=0.1, penalty=0.0)
+    step = natural(c, g, torch.zeros_like(g), product, options) - c
+    assert (0.5 * (step * product(step)).sum()).item() == pytest.approx(0.3, rel=1e-6)
+    damping = 0.1 * (g @ F @ g.T).item() / g.square().sum().item()
+    ideal = torch.linalg.solve(F + damping * torch.eye(D), g[0])
+    assert torch.cosine_similarity(step[0], ideal, dim=0) > 0.999
+    assert torch.equal(natural(c, 0 * g, 0 * g, product, options), c)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(["proximal", "natural"]),
+    st.floats(-6, 6),
+    st.floats(-6, 6),
+    st.floats(-6, 6),
+    st.integers(0, 10**6),
+)
+def test_no_setting_diverges(step, rate, penalty, scale, seed):
+    """Forty noisy steps on a quadratic, with every unit over twelve orders of magnitude."""
+    _, c, _, product = dense_problem(seed)
+    options = Settings(step=step, learning_rate=10**rate, penalty=10**penalty)
+    generator = torch.Generator().manual_seed(seed)
+    c = torch.zeros_like(c)
+    move = {"proximal": proximal, "natural": natural}[step]
+    for _ in range(40):
+        gradient = 10**scale * torch.randn(1, D, generator=generator, dtype=torch.float64)
+        c = move(c, gradient, product(c), product, options)
+    assert torch.isfinite(c).all()
+    if step == "natural":  # forty steps of half a nat: at most the length of their sum in the Fisher norm
+        assert 0.5 * (c * product(c)).sum() <= 40**2 * 0.5 * 1.01
+    else:  # bounded by what the gradients alone add up to
+        assert c.norm() <= 40 * 10**rate * 10**scale * 8
+
+
+AUTO = {"tie": "shared", "step": "natural", "standardize": True, "cost": "iterate-fisher"}
+QUICK = {"rollouts": 6, "steps": 6, "max_new_tokens": 10, "seed": 1}
+
+
+def test_the_reward_has_no_unit_left(policy):
+    plain = misvo.steer(policy, "a b c", letter_reward, **AUTO, **QUICK, kl_budget=4.0)
+    for change in (lambda r: 1000 * r, lambda r: r + 1000, lambda r: 1e-6 * r):
+        other = misvo.steer(
+            policy,
+            "a b c",
+            lambda completions, f=change: [f(r) for r in letter_reward(completions)],
+            **AUTO,
+            **QUICK,
+            kl_budget=4.0,
+        )
+        assert [c.tokens for c in other.candidates] == [c.tokens for c in plain.candidates]
+
+
+@pytest.mark.parametrize("tie", ["position", "shared", "smooth"])
+def test_the_budget_holds_on_the_measured_kl(policy, tie):
+    options = {**AUTO, **QUICK, "tie": tie, "steps": 8, "rollouts": 16, "step_nats": 2.0}
+    free = misvo.steer(policy, "a b c", letter_reward, **options, penalty=0.0)
+    held = misvo.steer(policy, "a b c", letter_reward, **options, kl_budget=3.0)
+    assert max(row["kl"] for row in free.trace) > 6  # without it the run would have gone further
+    assert max(row["kl"] for row in held.trace) < 6  # a prediction from 96 prefixes, measured on 16 responses
+    assert all(row["kl_predicted"] <= 3.0 + 1e-6 for row in held.trace)
+    assert any(row["shrunk"] < 1 for row in held.trace)
+
+
+def test_a_shared_vector_works_at_any_length(policy, tmp_path):
+    result = misvo.steer(policy, "a b c", letter_reward, **AUTO, **QUICK, kl_budget=4.0)
+    result.steering.save_pretrained(tmp_path)
+    steering = misvo.Steering.from_pretrained(tmp_path)
+    assert steering.tie == "shared" and torch.equal(steering.at(30)[29], steering.vectors[0])
+    assert torch.equal(misvo.Steering(torch.ones(2, 3)).at(4)[2:], torch.zeros(2, 3))
+    assert policy.generate("a b", steering=steering, max_new_tokens=40)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "says"),
+    [
+        ({"stop_reward": -100.0}, 1, "the best reward has reached -100"),
+        ({"patience": 2}, None, "no better response for 2 steps"),
+        ({"token_budget": 30}, None, "tokens were sampled"),
+        ({"seconds_budget": 0.0}, 1, "stopped after"),
+    ],
+)
+def test_early_stops_say_why(policy, options, steps, says):
+    result = misvo.steer(policy, "a b c", letter_reward, **{**QUICK, "steps": 30}, **options)
+    assert len(result.trace) < 30 and says in result.trace[-1]["note"]
+    assert steps is None or len(result.trace) == steps
+    assert len(result.candidates) == 6 * len(result.trace) and result.steering is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kl_budget": 3.0, "penalty": 1.0}, "penalty and kl_budget exclude each other"),
+        ({"kl_budget": -1.0}, "kl_budget must be a number above 0"),
+        ({"step": "natural", "cost": "none"}, "a natural step needs a metric"),
+        ({"tie": "loose"}, "unknown tie 'loose'"),
+        ({"step": "giant"}, "unknown step 'giant'"),
+        ({"explicit_fisher": True, "tie": "shared"}, "explicit_fisher forms a matrix for each position"),
+    ],
+)
+def test_bad_settings(policy, options, says):
+    with pytest.raises(misvo.MisvoError, match=says):
+        misvo.steer(policy, "a b", letter_reward, **{**QUICK, **options})
+
+
+def test_presets():
+    paper, auto = Settings.from_preset(), Settings.from_preset("auto", rollouts=4)
+    assert paper == Settings() and (auto.tie, auto.step, auto.kl_budget, auto.penalty) == (
+        "shared",
+        "natural",
+        8.0,
+        0.0,
+    )
+    assert Settings.from_preset("auto", penalty=0.5).kl_budget is None
+    assert Settings.from_preset("auto", top_p=1.0, tie="smooth").tie == "smooth"
+    other = Settings.from_preset("auto", method="best-of-n")
+    assert other == Settings("best-of-n", top_p=0.95)
+    with pytest.raises(misvo.MisvoError, match="unknown preset 'magic'"):
+        Settings.from_preset("magic")
+
+
+def test_ordinary_selection_passes_over_what_the_reference_would_never_say(policy):
+    result = misvo.steer(policy, "a b c", letter_reward, select="ordinary", **{**QUICK, "steps": 1})
+    literal = Literal(policy.model, policy.encode("a b c"), 10)
+    for c in result.candidates:
+        logs = literal.logits(c.tokens).log_softmax(-1)
+        mean = logs.gather(-1, torch.tensor(c.tokens)[:, None]).mean().item()
+        assert c.ref_logprob == pytest.approx(mean, rel=1e-3)
+    hack = misvo.result.Candidate(1, 0, [5], "hack", 1e9, ref_logprob=-50.0)
+    honest = misvo.result.Candidate(1, 1, [5], "honest", 1e8, ref_logprob=result.candidates[0].ref_logprob)
+    result.candidates += [hack, honest]
+    assert result.best is honest
+    best = misvo.Result("p", Settings(), result.candidates)
+    assert best.best is hack
+
+
+def test_tied_noise_of_aisp(policy):
+    result = misvo.steer(policy, "a b c", letter_reward, method="aisp", tie="shared", **QUICK)
+    vectors = result.steering.vectors
+    assert (vectors == vectors[0]).all() and vectors.norm() > 0
+    assert Tie(3).basis is None
