@@ -17,13 +17,14 @@ _HOMES = {
     "steer": "misvo.loop",
     "steer_many": "misvo.loop",
     "train_value": "misvo.train_value",
+    "rescore": "misvo.rescoring",
     "ValueNetwork": "misvo.value",
     "Settings": "misvo.settings",
     "Result": "misvo.result",
     "MisvoError": "misvo.errors",
     "RewardError": "misvo.errors",
 }
-_ROOMS = ("rewards", "methods", "theory")
+_ROOMS = ("rewards", "methods", "theory", "tasks", "metrics", "bench")
 
 __all__ = [*_HOMES, *_ROOMS]
 

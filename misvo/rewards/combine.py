@@ -1,0 +1,126 @@
+"""One reward from several: weighted sums, clipping, standardisation. Each hands back its parts beside its values.
+
+    quality = Standardised("hf:Skywork/Skywork-Reward-V2-Qwen3-0.6B")
+    reward = Combined({"quality": quality, "brief": "overlength:80"}, {"brief": 0.05})
+
+The trace then has, step by step, the means of `quality`, `quality/raw` (before standardisation) and `brief`, each
+before its weight. A response that one part could not score (None) is not scored at all. Penalties on length and
+repetition are rewards of their own (`penalties.py`) and enter a sum like any other.
+"""
+
+import json
+import math
+import statistics
+
+from misvo.errors import MisvoError, RewardError
+from misvo.rewards.contract import Scores, as_reward, evaluate
+
+
+class Combined:
+    """Σ weight × part. `parts` maps names to rewards or specs, `weights` names to numbers (1 where none is given)."""
+
+    def __init__(self, parts: dict, weights: dict[str, float] | None = None):
+        if not parts:
+            raise MisvoError("a combined reward needs at least one part.")
+        weights = weights or {}
+        for name in weights:
+            if name not in parts:
+                raise MisvoError(f"there is a weight for {name!r}, but the parts are {', '.join(parts)}.")
+        for name, weight in weights.items():
+            _finite(f"the weight of {name!r}", weight)
+        self.parts = {name: as_reward(part) for name, part in parts.items()}
+        self.weights = {name: float(weights.get(name, 1.0)) for name in parts}
+
+    def fresh(self) -> "Combined":
+        return Combined(self.parts, self.weights)
+
+    def __call__(self, prompts, completions, **columns):
+        totals, shown = [0.0] * len(completions), {}
+        for name, part in self.parts.items():
+            try:
+                values = evaluate(part, prompts, completions, **columns)
+            except RewardError as error:
+                raise RewardError(f"in the part {name!r}, {error}") from error
+            shown[name] = list(values)
+            shown |= {f"{name}/{inner}": inner_values for inner, inner_values in values.parts.items()}
+            weight = self.weights[name]
+            totals = [
+                None if total is None or value is None else total + weight * value
+                for total, value in zip(totals, values, strict=True)
+            ]
+        return Scores(totals, shown)
+
+
+class _Mapped:
+    """A reward whose values go through a function; the values before it are the part `raw`."""
+
+    def __init__(self, reward):
+        self.reward = as_reward(reward)
+
+    def __call__(self, prompts, completions, **columns):
+        raw = evaluate(self.reward, prompts, completions, **columns)
+        inner = {f"raw/{name}": values for name, values in raw.parts.items()}
+        return Scores(self.map(prompts, raw), {"raw": [*raw], **inner})
+
+
+class Clipped(_Mapped):
+    """A reward kept between `low` and `high`: what lies beyond earns no more, so it is not worth chasing."""
+
+    def __init__(self, reward, low: float = -math.inf, high: float = math.inf):
+        super().__init__(reward)
+        for bound in (low, high):
+            if isinstance(bound, bool) or not isinstance(bound, int | float) or math.isnan(bound):
+                raise MisvoError(f"clipping takes two numbers, not {bound!r}.")
+        if low > high:
+            raise MisvoError(f"clipping takes a lower and a higher bound, but {low} is above {high}.")
+        self.low, self.high = float(low), float(high)
+
+    def fresh(self) -> "Clipped":
+        return Clipped(self.reward, self.low, self.high)
+
+    def map(self, prompts, raw):
+        return [None if value is None else min(max(value, self.low), self.high) for value in raw]
+
+
+class Standardised(_Mapped):
+    """(reward − mean) / std, so that parts of different scales weigh alike.
+
+    Mean and std are yours, or those of the first responses scored for a prompt: with steering that is the first
+    step, where the policy is still the reference. They stay for the rest of the run. Standardising every step by
+    itself would hide all progress and make rewards of different steps, hence the best response, incomparable.
+    Where the first responses are all equal, or there is only one, the std is 1. A new run starts afresh.
+    """
+
+    def __init__(self, reward, mean: float | None = None, std: float | None = None):
+        super().__init__(reward)
+        if (mean is None) != (std is None):
+            raise MisvoError("standardising takes a mean and a std, or neither.")
+        if mean is not None:
+            _finite("the mean", mean)
+            _finite("the std", std)
+            if std <= 0:
+                raise MisvoError(f"the std must be above 0, not {std!r}.")
+        self.given = None if mean is None else (float(mean), float(std))
+        self.first = {}  # prompt -> its mean and std
+
+    def fresh(self) -> "Standardised":
+        return Standardised(self.reward, *(self.given or ()))
+
+    def map(self, prompts, raw):
+        keys = [json.dumps(prompt, sort_keys=True) for prompt in prompts]
+        if self.given is None:
+            for key in dict.fromkeys(keys):
+                known = [value for other, value in zip(keys, raw, strict=True) if other == key and value is not None]
+                if known and key not in self.first:
+                    std = statistics.stdev(known) if len(known) > 1 else 0.0
+                    negligible = std <= 1e-9 * max(map(abs, known), default=0.0)
+                    self.first[key] = (statistics.fmean(known), 1.0 if negligible else std)
+        scales = [self.given or self.first.get(key) for key in keys]
+        return [
+            None if value is None else (value - scale[0]) / scale[1] for value, scale in zip(raw, scales, strict=True)
+        ]
+
+
+def _finite(what, number):
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        raise MisvoError(f"{what} must be a finite number, not {number!r}.")
