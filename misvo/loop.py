@@ -9,6 +9,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
@@ -63,28 +65,90 @@ def steer_many(
     runs = [_Run(policy, prompt, settings) for prompt in prompts]  # refuses bad prompts before any work
     if not runs:
         return []
-    waiting, active = deque(enumerate(runs)), {}
-    engine = None
-    while waiting or active:
-        # Open as many prompts as the rows allow; a prompt is read when its turn comes, not before.
-        while waiting and (engine is None or engine.load + settings.rollouts <= engine.max_rows or not active):
-            index, run = waiting.popleft()
+    with _Scoring(reward, background=len(runs) > 1) as scoring:
+        try:
+            _drive(policy, runs, scoring, columns, on_step, settings)
+        except RewardError as error:
+            error.results = [run.result if run.complete else None for run in runs]
+            raise
+    return [run.result for run in runs]
+
+
+def _drive(policy, runs, scoring, columns, on_step, settings):
+    """Keep the engine busy: decode for some prompts while the responses of others are scored."""
+    waiting, decoding, engine = deque(enumerate(runs)), {}, None
+    while waiting or decoding or scoring.pending:
+        while waiting and (engine is None or _room(engine, decoding, scoring, settings)):
+            index, run = waiting.popleft()  # a prompt is read when its turn comes, not before
             run.open()
             if engine is None:
                 engine = Engine(policy, settings.max_rows or run.rows_that_fit(), sampler(settings))
-            active |= {id(rollouts): (index, run, rollouts) for rollouts in run.begin(engine)}
-        for finished in engine.advance():
-            index, run, _ = active.pop(id(finished))
-            try:
-                row = run.finish_step(finished, reward, columns[index] if columns else {})
-            except RewardError as error:
-                error.result = run.result
-                error.results = [other.result if other.complete else None for other in runs]
-                raise
+            decoding |= {id(rollouts): (index, run, rollouts) for rollouts in run.begin(engine)}
+        for finished in engine.advance() if engine.busy else []:
+            index, run, _ = decoding.pop(id(finished))
+            scoring.submit(index, run, run.responses(finished), columns[index] if columns else {})
+        for index, run, responses, rewards in scoring.ready(wait=not engine.busy):
+            row = run.learn(responses, rewards)
             if on_step is not None and row is not None:
                 on_step(index, row)
-            active |= {id(rollouts): (index, run, rollouts) for rollouts in run.next_step(engine)}
-    return [run.result for run in runs]
+            decoding |= {id(rollouts): (index, run, rollouts) for rollouts in run.next_step(engine)}
+
+
+def _room(engine, decoding, scoring, settings):
+    """Whether another prompt may begin: its rows fit, and no more prompts are open than twice what fits at once."""
+    open_prompts = len({id(run) for _, run, _ in decoding.values()} | {id(job[1]) for job in scoring.pending})
+    fits = engine.load + settings.rollouts <= engine.max_rows or not engine.busy
+    return fits and open_prompts < 2 * max(1, engine.max_rows // settings.rollouts)
+
+
+@dataclass
+class _Responses:
+    """The responses of one step, on their way to be scored."""
+
+    step: int
+    rollouts: Rollouts
+    tokens: list[list[int]]
+    texts: list[str]
+
+
+class _Scoring:
+    """Calls the reward, one step after the other: in a thread beside decoding where there are other prompts to decode,
+    at once where there are none. One thread, so that a reward is never called twice at the same time."""
+
+    def __init__(self, reward, background):
+        self.reward, self.pending = reward, deque()
+        self.pool = ThreadPoolExecutor(1, "misvo-reward") if background else None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, index, run, responses, columns):
+        if self.pool is None or responses.step == REFERENCE:
+            future = Future()
+            future.set_result(None if responses.step == REFERENCE else self._score(run, responses, columns))
+        else:
+            future = self.pool.submit(self._score, run, responses, columns)
+        self.pending.append((index, run, responses, future))
+
+    def ready(self, wait):
+        """The steps whose rewards are known, in order; waits for the first of them if there is nothing else to do."""
+        while self.pending and (wait or self.pending[0][3].done()):
+            index, run, responses, future = self.pending.popleft()
+            yield index, run, responses, future.result()
+            wait = False
+
+    def _score(self, run, responses, columns):
+        started = time.perf_counter()
+        try:
+            rewards = score(self.reward, run.result.prompt, responses.texts, responses.tokens, columns)
+        except RewardError as error:
+            error.result = run.result
+            raise
+        return rewards, time.perf_counter() - started
 
 
 class _Run:
@@ -134,19 +198,23 @@ class _Run:
             self._close()
         return []
 
-    def finish_step(self, rollouts, reward, columns):
-        """Score the responses of a step, let the method learn from them, write and return the trace row."""
-        step, result = self.step_of.pop(id(rollouts)), self.result
+    def responses(self, rollouts) -> _Responses:
+        """What the rollouts of a step say."""
         rows = zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), strict=True)
         tokens = [row[:length] for row, length in rows]
-        texts = [self.policy.decode(row) for row in tokens]
+        return _Responses(self.step_of[id(rollouts)], rollouts, tokens, [self.policy.decode(row) for row in tokens])
+
+    def learn(self, responses, scored):
+        """Let the method learn from a step's rewards; write and return the trace row."""
+        step, rollouts, tokens, texts = responses.step, responses.rollouts, responses.tokens, responses.texts
+        result = self.result
+        del self.step_of[id(rollouts)]
         if step == REFERENCE:
             self.reference = rollouts
             result.reference = Candidate(step, 0, tokens[0], texts[0], None)
             return None
+        rewards, reward_seconds = scored
         started = time.perf_counter()
-        rewards = score(reward, result.prompt, texts, tokens, columns)
-        scored = time.perf_counter()
         likely = (rollouts.ref_logprobs.sum(1) / rollouts.lengths).tolist()
         for index, value in enumerate(rewards):
             result.candidates.append(Candidate(step, index, tokens[index], texts[index], value, likely[index]))
@@ -154,7 +222,9 @@ class _Run:
             self.reference, result.reference = rollouts if rollouts.hidden is not None else None, result.candidates[0]
         known = [value for value in rewards if value is not None]
         if not known:
-            raise RewardError(f"the reward scored none of the {len(texts)} responses of step {step}: all were None.")
+            error = RewardError(f"the reward scored none of the {len(texts)} responses of step {step}: all were None.")
+            error.result = result
+            raise error
         norm = 0.0 if self.method.vectors is None else self.method.vectors.norm().item()
         values = torch.tensor([math.nan if value is None else value for value in rewards], dtype=torch.float64)
         extra = self.method.update(step, rollouts, values)
@@ -165,7 +235,8 @@ class _Run:
             self.steps_left.clear()
             extra["note"] = stop
         kl = (rollouts.kl.sum(0) / len(texts)).tolist()
-        seconds = {"decode": rollouts.seconds, "reward": scored - started, "update": time.perf_counter() - scored}
+        update_seconds = time.perf_counter() - started
+        seconds = {"decode": rollouts.seconds, "reward": reward_seconds, "update": update_seconds}
         row = {
             "step": step,
             "mean": sum(known) / len(known),

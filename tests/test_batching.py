@@ -1,5 +1,7 @@
 """A prompt's result depends on nothing but itself: not on batch mates, row limits or the reference it started from."""
 
+import time
+
 import pytest
 import torch
 from conftest import ARCHITECTURES, letter_reward, make_policy
@@ -99,3 +101,42 @@ def test_the_model_is_left_as_it_was(policy):
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert flags == [(p.requires_grad, p.grad) for p in model.parameters()]
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_scoring_runs_beside_decoding_and_changes_nothing(policy):
+    """While one prompt's responses are scored, tokens of the others are drawn; rewards are never called at once."""
+    inside, overlapped, decoding = [], [], []
+    advance = Engine.advance
+
+    def watched(self):
+        decoding.append(1)
+        return advance(self)
+
+    def slow(completions, **_):
+        assert not inside
+        inside.append(1)
+        before = len(decoding)
+        time.sleep(0.05)
+        overlapped.append(len(decoding) - before)
+        inside.clear()
+        return letter_reward(completions)
+
+    expected = misvo.steer_many(policy, [A, B, C], letter_reward, **SETTINGS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "advance", watched)
+        results = misvo.steer_many(policy, [A, B, C], slow, **SETTINGS, max_rows=8)
+    assert sum(overlapped) > 0
+    for one, other in zip(expected, results, strict=True):
+        same(one, other)
+
+
+def test_a_failing_reward_among_many_prompts_keeps_the_finished_ones(policy):
+    def picky(prompts, completions, **_):
+        if prompts[0] == B:
+            raise RuntimeError("not this one")
+        return letter_reward(completions)
+
+    with pytest.raises(misvo.RewardError, match="not this one") as caught:
+        misvo.steer_many(policy, [A, B, C], picky, **{**SETTINGS, "steps": 1}, max_rows=4)
+    assert caught.value.result.prompt == B
+    assert [r is not None for r in caught.value.results][1] is False
