@@ -144,6 +144,10 @@ def steer(
     max_rows: Annotated[
         int | None, typer.Option(help="Rows decoded at once. [default: what fits memory]", rich_help_panel=MORE)
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="What decoding may take, such as 8GB. [default: half of what is free]", rich_help_panel=MORE),
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Folder for the steering vectors and all responses.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Picture of the run: reward by generations, KL by position.")

@@ -23,7 +23,7 @@ from misvo.prompts import Prompt
 from misvo.result import Candidate, Result
 from misvo.rewards import Reward, as_reward, score
 from misvo.sampling import RandomStream, Sampler
-from misvo.settings import Settings
+from misvo.settings import Settings, parse_bytes
 from misvo.steering import Steering
 
 REFERENCE = -1  # the step of rollouts that only the meter wants
@@ -178,7 +178,8 @@ class _Run:
         """Rows in flight, given that each prompt also holds a mean law and a shift, both (T, V)."""
         settings, head = self.settings, self.policy.head
         shared = 2 * settings.max_new_tokens * head.vocab_size * head.dtype.itemsize / settings.rollouts
-        return self.policy.rows_that_fit(self.prefix, settings.max_new_tokens, extra=int(shared))
+        memory = settings.memory and parse_bytes(settings.memory)
+        return self.policy.rows_that_fit(self.prefix, settings.max_new_tokens, extra=int(shared), memory=memory)
 
     def begin(self, engine) -> list[Rollouts]:
         """Submit the first step, or every step where none waits for another.

@@ -126,15 +126,16 @@ class Policy:
         )
         return output.last_hidden_state[:, -1].to(self.head.device)
 
-    def rows_that_fit(self, prefix: Prefix, max_new_tokens: int, extra: int = 0) -> int:
-        """How many rows may decode at once within half of the memory that is free now (at most 256).
+    def rows_that_fit(self, prefix: Prefix, max_new_tokens: int, extra: int = 0, memory: int | None = None) -> int:
+        """How many rows may decode at once within `memory` bytes, or half of what is free now (at most 256).
 
         `extra` is what a row takes beside its cache and its laws, in bytes.
         """
+        memory = memory or _free_memory(self.head.device) // 2
         per_token, fixed = bytes_per_row(prefix.cache)
         # A growing cache is copied as it grows, and sampling holds about four vocabulary-sized vectors a row.
         row = 2 * (per_token * (prefix.length + max_new_tokens) + fixed) + 16 * self.head.vocab_size + extra
-        return max(1, min(256, int(0.5 * _free_memory(self.head.device) / row)))
+        return max(1, min(256, int(memory / row)))
 
     def generate(
         self,

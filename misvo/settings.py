@@ -6,6 +6,7 @@ Paper symbols: K is `rollouts`, N is `steps`, T is `max_new_tokens`, η is `lear
 import dataclasses
 import difflib
 import math
+import re
 from dataclasses import dataclass
 
 from misvo.errors import MisvoError
@@ -68,6 +69,7 @@ class Settings:
     seed: int = 0
     kl_ref: bool = False  # measure eq:kl-estimator on the first step's rollouts at the end
     max_rows: int | None = None  # rows decoded at once; None: as many as memory allows
+    memory: str | None = None  # what decoding may take, such as "8GB"; None: half of what is free
     explicit_fisher: bool = False  # frozen-fisher: form the T matrices of d×d instead of multiplying without them
     # what a user without patience for sweeps wants: see PRESETS
     tie: str = "position"  # how vectors depend on the position
@@ -129,6 +131,8 @@ class Settings:
         _real("value_step_size", self.value_step_size, lambda x: x > 0, "above 0")
         _real("step_nats", self.step_nats, lambda x: x > 0, "above 0")
         _real("damping", self.damping, lambda x: x >= 0, "0 or above")
+        if self.memory is not None:
+            parse_bytes(self.memory)
         for name in ("stop_reward", "seconds_budget"):
             if getattr(self, name) is not None:
                 _real(name, getattr(self, name), lambda x: True, "that is finite")
@@ -170,6 +174,18 @@ class Settings:
 
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as "8GB", "512 MiB" or "1e9", in bytes."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", str(text).lower())
+    try:
+        number = float(match[1]) * (1024 if match[3] else 1000) ** " kmgt".index(match[2] or " ")
+    except (TypeError, ValueError):
+        number = 0
+    if number < 1:
+        raise MisvoError(f"memory must be a size such as '8GB' or '512MiB', not {text!r}.")
+    return int(number)
 
 
 def _one_of(name, value, known):

@@ -35,6 +35,7 @@ def refusal(call, *args, **options) -> str:
         ({"top_p": 1.5}, "top_p must be a number above 0 and at most 1"),
         ({"seed": -1}, "seed must be a whole number of at least 0"),
         ({"rollout": 3}, "did you mean 'rollouts'?"),
+        ({"memory": "lots"}, "memory must be a size such as '8GB'"),
         ({"max_rows": 0}, "max_rows must be a whole number of at least 1"),
     ],
 )
@@ -182,3 +183,13 @@ def test_steering_files(policy, tmp_path):
     weights.write_bytes(whole)
     (tmp_path / "good" / "steering.json").write_text("{")
     assert "not the description of a steering" in refusal(load, tmp_path / "good")
+
+
+def test_memory_limits_become_row_limits(policy):
+    from misvo.settings import parse_bytes
+
+    assert [parse_bytes(x) for x in ("8GB", "512 MiB", "1e9", "3k")] == [8 * 10**9, 512 * 2**20, 10**9, 3000]
+    prefix = policy.prefill(policy.encode("a b c"), 20)
+    few, many = (policy.rows_that_fit(prefix, 20, memory=n) for n in (200_000, 400_000))
+    assert 1 < few < many < 256 and policy.rows_that_fit(prefix, 20, memory=1) == 1
+    misvo.steer(policy, "a b", letter_reward, **QUICK, memory="1kB")
