@@ -2,11 +2,11 @@
 
     python benchmarks/speed.py --rounds 3 --json speed.json
 
-Competitors, all with the same prompts, K rows a step, N steps and T tokens a row (ends of text are ignored, so that all
-do the same work): plain sampling with our engine; `generate` of transformers with K rows a call; MISVO as printed in the
-paper (`paper`) and untuned (`auto`); MISVO under top-p; AISP; MISVO for eight prompts at once (`many`), whose figures are
-per prompt. `literal` is the update stage written as the paper describes it: K×T×V probabilities, and K softmaxes per
-position and step for the Fisher product; it is compared with our update stage.
+Competitors, all with the same prompts, K rows a step, N steps and T tokens a row (ends of text are ignored, so that
+all do the same work): plain sampling with our engine; `generate` of transformers with K rows a call; MISVO as printed
+in the paper (`paper`) and untuned (`auto`); MISVO under top-p; AISP; MISVO for eight prompts at once (`many`), whose
+figures are per prompt. `literal` is the update stage written as the paper describes it: K×T×V probabilities, and K
+softmaxes per position and step for the Fisher product; it is compared with our update stage.
 """
 
 import argparse
@@ -169,7 +169,8 @@ def main():
     print(
         f"update: ours {update['ours'][0]:.3f} s, {update['ours'][1] / 2**20:.0f} MiB; "
         f"literal {update['literal'][0]:.3f} s, {update['literal'][1] / 2**20:.0f} MiB; "
-        f"ratios {update['literal'][0] / update['ours'][0]:.1f}, {update['literal'][1] / max(1, update['ours'][1]):.1f}; "
+        f"{update['literal'][0] / update['ours'][0]:.1f} times the time, "
+        f"{update['literal'][1] / max(1, update['ours'][1]):.1f} times the memory; "
         f"relative difference of the results {update['relative_difference']:.1e}"
     )
     if arguments.json:

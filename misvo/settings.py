@@ -42,7 +42,6 @@ DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1, "re-control": 0.
 PRESETS = {
     "paper": {},  # Algorithm 1 as printed
     "auto": {
-        "cost": "iterate-fisher",
         "tie": "shared",
         "step": "natural",
         "standardize": True,

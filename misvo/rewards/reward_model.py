@@ -52,7 +52,8 @@ class RewardModel:
         self.pad = model.config.get_text_config().pad_token_id
         self.inputs = inspect.signature(model.forward).parameters
         self.options = {"use_cache": False} if "use_cache" in self.inputs else {}
-        self.control = [token for token in tokenizer.all_special_tokens if len(token) > 1]
+        added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self.control = [token for token in {*tokenizer.all_special_tokens, *added} if len(token) > 1]
 
     @classmethod
     def from_pretrained(
