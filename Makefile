@@ -20,7 +20,7 @@ setup: .venv/.ready
 	@touch $@
 
 demo: setup
-	$(BIN)/misvo steer "Give me one tip for sleeping better." --reward sentiment --rollouts 16 --steps 8 --max-new-tokens 40 --learning-rate 3 --penalty 0.03 --top-p 0.95 --seed 42
+	$(BIN)/misvo steer "Give me one tip for sleeping better." --reward sentiment --rollouts 16 --steps 12 --max-new-tokens 40 --seed 42
 
 test: setup lint
 	$(BIN)/python -m pytest -m "not slow"

@@ -16,7 +16,7 @@ _HOMES = {
     "Steering": "misvo.steering",
     "steer": "misvo.loop",
     "steer_many": "misvo.loop",
-    "train_value": "misvo.train_value",
+    "train_value": "misvo.value_training",
     "rescore": "misvo.rescoring",
     "ValueNetwork": "misvo.value",
     "Settings": "misvo.settings",

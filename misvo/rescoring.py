@@ -214,10 +214,13 @@ def show(rescored: Rescored, reward: str) -> None:
     console = Console(highlight=False)
     pair = Table.grid(expand=True, padding=(0, 1))
     panels = []
-    for title, (candidate, new) in (("old", rescored.old_best), ("new", rescored.new_best)):
+    for title, (candidate, new) in (
+        ("choice of the run", rescored.old_best),
+        ("best by the new reward", rescored.new_best),
+    ):
         pair.add_column(ratio=1)
-        heading = f"best by the {title} reward: old {number(candidate.reward)}, new {number(new)}"
-        panels.append(Panel(escape(candidate.text.strip()) or "(empty)", title=heading))
+        values = f"old {number(candidate.reward)}, new {number(new)}"
+        panels.append(Panel(escape(candidate.text.strip()) or "(empty)", title=title, subtitle=values))
     pair.add_row(*panels)
     console.print(pair)
     table = Table(title=escape(f"old reward, and new reward {reward}"), title_justify="left", box=None)
@@ -228,4 +231,4 @@ def show(rescored: Rescored, reward: str) -> None:
     console.print(table)
     place = "was not scored" if rescored.rank is None else f"takes place {rescored.rank} of {len(rescored)}"
     correlation = number(rescored.correlation)
-    console.print(f"The old best {place} by the new reward. Rank correlation of the rewards: {correlation}.")
+    console.print(f"The choice of the run {place} by the new reward. Rank correlation of the rewards: {correlation}.")

@@ -80,6 +80,10 @@ def show(result, reward: str) -> None:
     for name in ("mean", "max", "best"):
         values = [row[name] for row in result.trace]
         table.add_row(f"{name} reward", sparkline(values), f"{values[0]:.3f} → {values[-1]:.3f}")
+    for part in result.trace[0].get("parts", {}):
+        values = [row["parts"].get(part) for row in result.trace]
+        if None not in values:
+            table.add_row(f"  {escape(part)}", sparkline(values), f"{values[0]:.3f} → {values[-1]:.3f}")
     kls = [row["kl"] for row in result.trace]
     if any(kls):
         table.add_row("sequence KL", sparkline(kls), f"{kls[0]:.2f} → {kls[-1]:.2f} nats a response")

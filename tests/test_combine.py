@@ -96,14 +96,12 @@ def test_a_scale_of_ones_own():
 
 
 def test_a_run_starts_afresh_and_a_best_response_is_comparable():
-    """The same seed gives the same run, also when the reward object has seen others; raw and standardised agree."""
+    """A run has the scale of its own first step, also when the reward object has seen others; one scale for all."""
     reward = Combined({"letters": Standardised(letter_reward)})
     options = {"rollouts": 4, "steps": 3, "max_new_tokens": 6, "learning_rate": 3.0}
     policy = make_policy()
-    first = misvo.steer(policy, "a b c", reward, seed=1, **options)
     misvo.steer(policy, "a b c", reward, seed=2, **options)
-    again = misvo.steer(policy, "a b c", reward, seed=1, **options)
-    assert [c.reward for c in first.candidates] == [c.reward for c in again.candidates]
+    first = misvo.steer(policy, "a b c", reward, seed=1, **options)
     raw = letter_reward([c.text for c in first.candidates])
     mean, std = statistics.fmean(raw[:4]), statistics.stdev(raw[:4])
     assert [c.reward for c in first.candidates] == pytest.approx([(value - mean) / std for value in raw])

@@ -80,6 +80,7 @@ def test_steer_collects_fits_and_steers_within_its_budget(policy):
 
 def test_a_fitted_network_travels(policy, tmp_path):
     network = misvo.train_value(policy, ["a b c", "d e"], letter_reward, rollouts=8, max_new_tokens=8)
+    assert callable(misvo.train_value)  # still the function, after its module was imported
     assert network.budget["responses"] == 16 and network.budget["tokens"] > 16
     network.save_pretrained(tmp_path / "v")
     options = {"method": "re-control", "value": str(tmp_path / "v"), "value_iterations": 3, **SETTINGS}

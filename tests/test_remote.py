@@ -128,7 +128,7 @@ def test_what_may_pass_is_tried_again_with_doubling_waits():
         assert call(Remote(server.url, backoff=0.1), ["abc"]) == [3.0]
     gaps = [b - a for a, b in zip(server.times, server.times[1:], strict=False)]
     for gap, wait in zip(gaps, (0.1, 0.2, 0.4), strict=True):
-        assert wait <= gap < wait + 0.5
+        assert wait <= gap < wait + 5  # a busy machine may add to it
 
 
 def test_a_server_may_ask_for_patience():
@@ -151,10 +151,10 @@ def test_a_cut_connection_is_tried_again():
 
 
 def test_a_slow_server_times_out():
-    with Server(lambda body, _: time.sleep(1.5) or lengths(body)) as server:
+    with Server(lambda body, _: time.sleep(8) or lengths(body)) as server:
         started = time.monotonic()
         says = refusal(Remote(server.url, timeout=0.2, attempts=2, backoff=0.05))
-        assert time.monotonic() - started < 1.2
+        assert time.monotonic() - started < 5
     assert "failed 2 times in" in says and "TimeoutError" in says
 
 
@@ -164,7 +164,7 @@ def test_a_server_that_trickles_times_out():
             self.send_response(200)
             self.end_headers()
             try:
-                for _ in range(40):
+                for _ in range(200):
                     self.wfile.write(b" ")
                     self.wfile.flush()
                     time.sleep(0.05)
@@ -175,7 +175,7 @@ def test_a_server_that_trickles_times_out():
         server.RequestHandlerClass = Trickle
         started = time.monotonic()
         says = refusal(Remote(server.url, timeout=0.3, attempts=1))
-        assert time.monotonic() - started < 1.2
+        assert time.monotonic() - started < 5
     assert "failed once in" in says and "trickled" in says
 
 
@@ -218,8 +218,8 @@ def test_one_failing_chunk_stops_the_others():
 
     with Server(some) as server:
         started = time.monotonic()
-        says = refusal(Remote(server.url, batch_size=1, concurrency=2, backoff=5.0), ["a", "bad", "c", "d"])
-        assert time.monotonic() - started < 2 and "HTTP 400" in says
+        says = refusal(Remote(server.url, batch_size=1, concurrency=2, backoff=20.0), ["a", "bad", "c", "d"])
+        assert time.monotonic() - started < 10 and "HTTP 400" in says
         time.sleep(0.1)
         assert len(server.bodies) == 2
 

@@ -57,6 +57,11 @@ def test_the_second_judge_sees_the_hack():
     ]
 
 
+def test_the_first_of_equals_leads():
+    seen = misvo.rescore(candidates((0, "a", 1.0), (0, "a b", 1.0), (1, "a b c", 1.0)), other_words, prompt="p")
+    assert [row["best_new"] for row in seen.steps] == [1.0, 1.0] and seen.old_best.reward == 1.0
+
+
 def test_what_is_undefined_is_none():
     flat = misvo.rescore(HACKED, lambda text: 1.0, prompt="p")
     assert flat.correlation is None and flat.rank == 1 and flat.new_best.candidate is HACKED[0]
@@ -146,7 +151,7 @@ def test_the_shell(result, folder, capsys, monkeypatch):
     assert code == 0 and json.loads(printed) == {"reward": spec, **json.loads(json.dumps(seen.to_dict()))}
 
     printed, _, code = shell(capsys, monkeypatch, folder, "--reward", spec)
-    for part in ("best by the old reward: old", "best by the new reward", "mean new", "Rank correlation"):
+    for part in ("choice of the run", "best by the new reward", "mean new", "Rank correlation"):
         assert part in printed
     assert code == 0 and f"place {seen.rank} of 12" in printed
 

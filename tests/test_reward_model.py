@@ -89,9 +89,11 @@ def test_rows_are_batched_by_length_and_equal_ones_read_once(monkeypatch):
         return whole(**inputs)
 
     monkeypatch.setattr(model, "forward", watched)
-    call(reward)
-    lengths = sorted(4 + len(text.split()) for text in {*TEXTS})
-    assert shapes == [(len(lengths[i : i + 3]), max(lengths[i : i + 3])) for i in (0, 3, 6)]
+    call(reward)  # 4 tokens around a response; responses of 17, 6, 5, 3, 2, 1, 0 words, one twice
+    assert shapes == [(1, 21), (2, 10), (2, 7), (2, 5)]
+    shapes.clear()
+    call(reward, [f"w{i} a a a a a a a a" for i in range(7)])
+    assert shapes == [(3, 13), (3, 13), (1, 13)]
 
 
 def test_chats_pass_through_as_messages():
@@ -164,6 +166,7 @@ def test_several_labels_of_a_chat_model_and_what_is_read_can_be_chosen():
     law = by_hand(model, "a b").softmax(-1)
     alone = RewardModel(model, tokenizer, "LABEL_1", reads="response")
     assert call(alone, ["a b"]) == pytest.approx([law[1].item()], abs=1e-5)
+    assert call(alone, ["", "a b"]) == pytest.approx([None, law[1].item()], abs=1e-5)  # nothing to read, no score
 
 
 def words(start, count):
@@ -294,6 +297,11 @@ def test_refusals(tmp_path):
         RewardModel(model.train(), tokenizer, 0)
     with pytest.raises(misvo.MisvoError, match="has no chat template"):
         RewardModel(model.eval(), tokenizer, 0, reads="chat")
+    with pytest.raises(misvo.MisvoError, match="batch_size must be"):
+        RewardModel(model, tokenizer, 0, batch_size=0)
+    (tmp_path / "three" / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(misvo.MisvoError, match="no reward model could be loaded"):
+        rewards.load(f"hf:{tmp_path}/three#0")
     with pytest.raises(misvo.MisvoError, match="not 'tea leaves'"):
         RewardModel(model, tokenizer, 0, reads="tea leaves")
     strict, tokenizer = make_classifier(template="{{ raise_exception('roles must alternate') }}")

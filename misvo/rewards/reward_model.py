@@ -44,6 +44,8 @@ class RewardModel:
         self.label = _label_index(model.config, label)
         template = getattr(tokenizer, "chat_template", None)
         self.reads = reads or ("chat" if template else "pair" if model.config.num_labels == 1 else "response")
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise MisvoError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
         if self.reads not in READS:
             raise MisvoError(f"a reward model reads {', '.join(READS)}, not {reads!r}.")
         if self.reads == "chat" and not template:
@@ -53,7 +55,7 @@ class RewardModel:
         self.inputs = inspect.signature(model.forward).parameters
         self.options = {"use_cache": False} if "use_cache" in self.inputs else {}
         added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self.control = [token for token in {*tokenizer.all_special_tokens, *added} if len(token) > 1]
+        self.control = sorted(token for token in {*tokenizer.all_special_tokens, *added} if len(token) > 1)
 
     @classmethod
     def from_pretrained(
@@ -69,7 +71,7 @@ class RewardModel:
                 model, report = AutoModelForSequenceClassification.from_pretrained(
                     name, dtype=dtype, output_loading_info=True, **source
                 )
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        except Exception as error:  # a hub, a disk, a format: each has errors of its own
             reason = short(str(error).strip() or type(error).__name__, 160)
             raise MisvoError(f"no reward model could be loaded from {str(name)!r}: {reason}") from error
         if report["missing_keys"]:  # transformers fills them with random numbers
@@ -93,13 +95,23 @@ class RewardModel:
     def __call__(self, prompts, completions, **columns):
         rows = [self._row(prompt, as_text(text)) for prompt, text in zip(prompts, completions, strict=True)]
         keys = [json.dumps(row) for row in rows]
-        unique = sorted(dict(zip(keys, rows, strict=True)).items(), key=lambda item: len(item[1]["input_ids"]))
-        size = self.batch_size if self.pad is not None else 1
-        scores = {}
-        for start in range(0, len(unique), size):
-            batch = dict(unique[start : start + size])
+        scores = {}  # a row without a token, such as an empty response without anything around it, has none
+        for batch in self._batches({key: row for key, row in zip(keys, rows, strict=True) if row["input_ids"]}):
             scores |= zip(batch, self._scores([*batch.values()]), strict=True)
-        return [scores[key] for key in keys]
+        return [scores.get(key) for key in keys]
+
+    def _batches(self, rows):
+        """Different rows by length, together where they differ by at most a fifth, so that little is padding."""
+        batch, longest = {}, 0
+        for key, row in sorted(rows.items(), key=lambda item: -len(item[1]["input_ids"])):
+            length = len(row["input_ids"])
+            if batch and (self.pad is None or len(batch) == self.batch_size or length < 0.8 * longest):
+                yield batch
+                batch = {}
+            longest = length if not batch else longest
+            batch[key] = row
+        if batch:
+            yield batch
 
     @torch.no_grad()
     def _scores(self, rows):
@@ -109,7 +121,7 @@ class RewardModel:
             name: torch.tensor([row[name] + [fill.get(name, 0)] * (longest - len(row[name])) for row in rows])
             for name in rows[0]
         }
-        device = self.model.get_input_embeddings().weight.device
+        device = next(self.model.parameters()).device
         logits = self.model(**{name: ids.to(device) for name, ids in batch.items()}, **self.options).logits.float()
         if logits.shape != (len(rows), self.model.config.num_labels):
             raise MisvoError(f"the reward model gave outputs of the shape {tuple(logits.shape)} for {len(rows)} texts.")
