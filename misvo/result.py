@@ -2,6 +2,7 @@
 
 import statistics
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from misvo.errors import MisvoError
 from misvo.prompts import Prompt
@@ -19,6 +20,26 @@ class Candidate:
     text: str
     reward: float | None  # None where the reward could not score it
     ref_logprob: float | None = None  # mean log-probability per token under the reference policy
+
+    @property
+    def distinct(self) -> float:
+        """The share of its pairs of neighbouring tokens that are not repeated; 1 for a response of one token."""
+        pairs = list(pairwise(self.tokens))
+        return len(set(pairs)) / len(pairs) if pairs else 1.0
+
+
+def ordinary(candidates: list[Candidate], reference: list[Candidate]) -> list[Candidate]:
+    """Those whose likelihood and repetition lie within two standard deviations of the reference's own responses.
+
+    Likelihood counts on both sides: babble is less likely than the model's own words, a loop is more so. Where nothing
+    is ordinary, all candidates are returned.
+    """
+    kept = candidates
+    for measure in (lambda c: c.ref_logprob, lambda c: c.distinct):
+        own = [measure(candidate) for candidate in reference]
+        middle, reach = statistics.mean(own), 2 * statistics.pstdev(own)
+        kept = [candidate for candidate in kept if abs(measure(candidate) - middle) <= reach + 1e-9]
+    return kept or candidates
 
 
 @dataclass(frozen=True)
@@ -58,15 +79,13 @@ class Result:
 
     @property
     def best(self) -> Candidate:
-        """The candidate with the highest reward, the first of equals; with select="ordinary" among those that the
-        reference policy finds about as likely as what it says itself, so that a reward hack is passed over."""
+        """The candidate with the highest reward, the first of equals; with select="ordinary" among those that could
+        have come from the reference policy, so that a reward hack is passed over."""
         scored = [candidate for candidate in self.candidates if candidate.reward is not None]
         if not scored:
             raise MisvoError("no response of this run has a reward.")
         if self.settings.select == "ordinary":
-            own = [candidate.ref_logprob for candidate in self.candidates if candidate.step == 0]
-            floor = statistics.mean(own) - 2 * statistics.pstdev(own)
-            scored = [candidate for candidate in scored if candidate.ref_logprob >= floor] or scored
+            scored = ordinary(scored, [candidate for candidate in self.candidates if candidate.step == 0])
         return max(scored, key=lambda candidate: candidate.reward)
 
     @property

@@ -240,12 +240,17 @@ def test_ordinary_selection_passes_over_what_the_reference_would_never_say(polic
         logs = literal.logits(c.tokens).log_softmax(-1)
         mean = logs.gather(-1, torch.tensor(c.tokens)[:, None]).mean().item()
         assert c.ref_logprob == pytest.approx(mean, rel=1e-3)
-    hack = misvo.result.Candidate(1, 0, [5], "hack", 1e9, ref_logprob=-50.0)
-    honest = misvo.result.Candidate(1, 1, [5], "honest", 1e8, ref_logprob=result.candidates[0].ref_logprob)
-    result.candidates += [hack, honest]
+    own = result.candidates[0].ref_logprob
+    tokens = result.candidates[0].tokens
+    babble = misvo.result.Candidate(1, 0, tokens, "babble", 1e9, ref_logprob=own - 50)
+    loop = misvo.result.Candidate(1, 1, tokens, "loop", 1e9, ref_logprob=own + 50)
+    stutter = misvo.result.Candidate(1, 2, [5] * 200, "stutter", 1e9, ref_logprob=own)
+    honest = misvo.result.Candidate(1, 3, tokens, "honest", 1e8, ref_logprob=own)
+    result.candidates += [babble, loop, stutter, honest]
     assert result.best is honest
-    best = misvo.Result("p", Settings(), result.candidates)
-    assert best.best is hack
+    assert misvo.Result("p", Settings(), result.candidates).best is babble
+    # Where nothing is ordinary, the best is better than nothing.
+    assert misvo.result.ordinary([babble, loop], result.candidates[:6]) == [babble, loop]
 
 
 def test_tied_noise_of_aisp(policy):
