@@ -1,6 +1,6 @@
 """What the code verifier costs: scoring 16 answers against starting 16 bare Python processes, in one run.
 
-    python benchmarks/verifier.py [--answers 16] [--repeats 7] [--workers N]
+    python benchmarks/verifier.py [--answers 16] [--repeats 15] [--workers N]
 
 The yardstick is `python -I -S -c pass` once for each answer, as many at a time as the verifier has workers, plus the
 programs' own time: the same functions called on the same inputs in this process, shared among the workers. The median
@@ -64,7 +64,7 @@ def run_here(sources, calls):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--answers", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--workers", type=int, default=None)
     options = parser.parse_args()
     reward = CodeReward(workers=options.workers)
