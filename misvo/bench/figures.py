@@ -1,0 +1,106 @@
+"""The pictures of a report: reward trajectories, reward against KL, KL by position. No pyplot, no global state."""
+
+import io
+
+from matplotlib.figure import Figure
+
+from misvo.bench.results import Cell, Results, best_of_n_kl
+from misvo.bench.tables import NAMES
+
+COLOURS = ("#c0392b", "#2c6fbb", "#2e8b57", "#8e44ad", "#d68910", "#16a085", "#7f8c8d", "#6b4226", "#e377c2", "#222222")
+PANELS = (("mean", "mean reward within each step"), ("max", "maximum within each step"), ("best", "best so far"))
+
+
+def trajectory(results: Results, model: str, task: str) -> Figure:
+    """The paper's trajectory figure: three panels against cumulative generations, shading one std over seeds."""
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for axis, (name, title) in zip(axes, PANELS, strict=True):
+        for colour, cell in _coloured(results, model, task):
+            generations, mean, deviation = cell.trajectory(name)
+            axis.plot(generations, mean, marker=".", color=colour, label=_label(cell), lw=1.4)
+            low, high = zip(*((m - d, m + d) for m, d in zip(mean, deviation, strict=True)), strict=True)
+            axis.fill_between(generations, low, high, color=colour, alpha=0.15, lw=0)
+        axis.set(title=title, xlabel="generations")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("reward")
+    _legend(figure, axes)
+    figure.suptitle(f"{model} on {task}")
+    return figure
+
+
+def reward_against_kl(results: Results, model: str, task: str) -> Figure:
+    """Left: each step's mean reward against the sequence KL of the policy it sampled. Right: where each method ends."""
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    path, end = figure.subplots(1, 2)
+    for colour, cell in _coloured(results, model, task):
+        if cell.is_baseline:
+            _, mean, _ = cell.trajectory("mean")
+            path.axhline(sum(mean) / len(mean), color=colour, ls=":", label="reference")
+        else:
+            kl, mean = cell.trajectory("kl")[1], cell.trajectory("mean")[1]
+            path.plot(kl, mean, marker=".", color=colour, lw=1.2, label=_label(cell))
+        reward = cell.over_prompts("reward").mean
+        if cell.is_baseline:
+            label = f"{_label(cell)}, KL at most log n − (n − 1)/n"
+            end.plot(best_of_n_kl(cell.generations), reward, "o", mfc="none", color=colour, label=label)
+        elif cell.over_prompts("kl_ref") is not None:
+            end.plot(cell.over_prompts("kl_ref").mean, reward, "o", color=colour, label=_label(cell))
+    path.set(
+        xlabel="sequence KL of the sampled policy (nats)", ylabel="mean reward within the step", title="along the way"
+    )
+    end.set(xlabel="KL_ref of the final policy (nats)", ylabel="best reward seen", title="at the end")
+    for axis in (path, end):
+        axis.set_xscale("symlog", linthresh=0.1)
+        axis.set_xlim(left=0)
+        axis.grid(alpha=0.3)
+    _legend(figure, (path, end))
+    figure.suptitle(f"{model} on {task}: reward against KL")
+    return figure
+
+
+def kl_by_position(results: Results, model: str, task: str) -> Figure | None:
+    """Where in the response the policy moved: on reference prefixes (final u) and on the last step's own prefixes."""
+    cells = [(c, cell) for c, cell in _coloured(results, model, task) if not cell.is_baseline]
+    if not cells:
+        return None
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    axes = figure.subplots(1, 2)
+    titles = {"kl_ref_per_position": "reference prefixes, final u", "kl_per_position": "own prefixes, last step"}
+    for axis, (name, title) in zip(axes, titles.items(), strict=True):
+        for colour, cell in cells:
+            values = cell.positions(name)
+            if values is not None:
+                axis.plot(range(1, len(values) + 1), values, color=colour, label=_label(cell), lw=1.2)
+        axis.set(title=title, xlabel="position", ylabel="KL (nats)")
+        axis.set_yscale("symlog", linthresh=0.01)
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    _legend(figure, axes)
+    figure.suptitle(f"{model} on {task}: KL to the reference by position")
+    return figure
+
+
+def png(figure: Figure, dpi: int = 130) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    return buffer.getvalue()
+
+
+def _legend(figure, axes):
+    """One legend below all panels, each label once."""
+    found = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    figure.legend(found.values(), found, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+
+
+def _coloured(results, model, task) -> list[tuple[str, Cell]]:
+    """Cells with a colour each, the same colour for a method in every figure of a report."""
+    methods = list(dict.fromkeys(cell.method for cell in results.cells))
+    return [(COLOURS[methods.index(cell.method) % len(COLOURS)], cell) for cell in results.of(model, task)]
+
+
+def _label(cell):
+    return NAMES.get(cell.method, cell.method)

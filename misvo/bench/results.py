@@ -1,0 +1,159 @@
+"""What a report is made from: the rows of one or more run folders, averaged in the ways that the paper averages.
+
+Every figure of a report comes from here; tables and pictures only lay it out. The mean over seeds is a mean over
+prompts for each seed, then mean and sample standard deviation over seeds; deviations are over prompts, each averaged
+over its seeds.
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from misvo import metrics
+from misvo.bench.folder import CONFIG, ENVIRONMENT, read_json, whole_rows
+from misvo.bench.sweep import latest
+from misvo.errors import MisvoError
+
+
+@dataclass
+class Cell:
+    """The finished rows of one model, task and method, over prompts and seeds."""
+
+    model: str
+    task: str
+    method: str
+    settings: dict
+    rows: list[dict] = field(default_factory=list)
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.settings["method"] == "best-of-n"
+
+    @property
+    def generations(self) -> int:
+        return self.settings["rollouts"] * self.settings["steps"]
+
+    def over_seeds(self, name: str) -> metrics.Spread | None:
+        """Mean ± standard deviation over seeds of a row's figure; None where no row has it."""
+        by_seed = defaultdict(list)
+        for row in self.rows:
+            if row.get(name) is not None:
+                by_seed[row["seed"]].append(row[name])
+        return metrics.over_seeds(by_seed) if by_seed else None
+
+    def by_prompt(self, name: str) -> dict[str, float]:
+        """A row's figure for each prompt, averaged over seeds."""
+        values = defaultdict(list)
+        for row in self.rows:
+            if row.get(name) is not None:
+                values[row["prompt"]].append(row[name])
+        return {prompt: float(np.mean(found)) for prompt, found in values.items()}
+
+    def over_prompts(self, name: str) -> metrics.Spread | None:
+        values = self.by_prompt(name)
+        return metrics.spread(values.values()) if values else None
+
+    def trajectory(self, name: str) -> tuple[list[int], list[float], list[float]]:
+        """Generations so far, mean and standard deviation over seeds, of a figure of the trace at each step."""
+        steps = min(len(row["trace"]) for row in self.rows)
+        by_seed = defaultdict(list)
+        for row in self.rows:
+            by_seed[row["seed"]].append([step[name] for step in row["trace"][:steps]])
+        curves = np.array([np.mean(curves, axis=0) for _, curves in sorted(by_seed.items())])  # (seeds, steps)
+        deviation = curves.std(0, ddof=1) if len(curves) > 1 else np.zeros(steps)
+        generations = [(step + 1) * self.settings["rollouts"] for step in range(steps)]
+        return generations, curves.mean(0).tolist(), deviation.tolist()
+
+    def positions(self, name: str) -> list[float] | None:
+        """A figure by position, averaged over rows."""
+        found = [row[name] for row in self.rows if row.get(name)]
+        return np.mean(found, axis=0).tolist() if found else None
+
+
+@dataclass
+class Results:
+    """All that the given folders hold."""
+
+    cells: list[Cell]
+    tasks: dict[str, dict]  # label -> name, source, reward, prompts
+    profiles: list[dict]
+    missing: list[str]  # sentences on what is not there
+    errors: list[tuple[str, str]]  # where, message
+    environments: list[dict]
+    encoders: set[str]
+
+    def models(self, task: str) -> list[str]:
+        return list(dict.fromkeys(cell.model for cell in self.cells if cell.task == task and cell.rows))
+
+    def of(self, model: str, task: str) -> list[Cell]:
+        return [cell for cell in self.cells if cell.model == model and cell.task == task and cell.rows]
+
+    def baseline(self, model: str, task: str) -> Cell | None:
+        return next((cell for cell in self.of(model, task) if cell.is_baseline), None)
+
+
+def against_baseline(results: Results, cell: Cell) -> metrics.Difference | None:
+    """Paired bootstrap of the reward against best-of-n on the same prompts."""
+    baseline = results.baseline(cell.model, cell.task)
+    if baseline is None or baseline is cell:
+        return None
+    return metrics.paired_bootstrap(cell.by_prompt("reward"), baseline.by_prompt("reward"))
+
+
+def best_of_n_kl(n: int) -> float:
+    """The KL of best-of-n from the reference is at most log n − (n − 1)/n nats (and near it where rewards differ)."""
+    return math.log(n) - (n - 1) / n
+
+
+def load(folders: list[Path]) -> Results:
+    """Read run folders, finished or not, and profiles."""
+    results = Results([], {}, [], [], [], [], set())
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise MisvoError(f"there is no run folder {folder}.")
+        profile = folder / "profile.json"
+        if profile.exists():
+            results.profiles.append(read_json(profile))
+        if (folder / CONFIG).exists():
+            _add_run(results, folder)
+        elif not profile.exists():
+            raise MisvoError(f"{folder} is no run of misvo: it has neither {CONFIG} nor profile.json.")
+    return results
+
+
+def _add_run(results, folder):
+    resolved = read_json(folder / CONFIG)
+    if (folder / ENVIRONMENT).exists():
+        results.environments += read_json(folder / ENVIRONMENT)[-1:]
+    results.encoders.add(resolved["encoder"])
+    rows = latest(whole_rows(folder)[0]).values()
+    for label, task in resolved["tasks"].items():
+        known = results.tasks.setdefault(label, task)
+        if (known["reward"], known["source"]) != (task["reward"], task["source"]):
+            raise MisvoError(f"the runs have two different tasks called {label!r}: report them one by one.")
+    for cell in resolved["cells"].values():
+        mine = [row for row in rows if all(row[part] == cell[part] for part in ("model", "task", "method"))]
+        well = [row for row in mine if "error" not in row]
+        where = f"{cell['model']} × {cell['task']} × {cell['method']}"
+        results.errors += [(f"{where} × {r['prompt']} × seed {r['seed']}", r["error"]) for r in mine if "error" in r]
+        prompts, seeds = resolved["tasks"][cell["task"]]["prompts"], resolved["seeds"]
+        absent = len(prompts) * len(seeds) - len(mine)
+        if absent:
+            results.missing.append(f"{where}: {absent} of {len(prompts) * len(seeds)} prompts are not done yet")
+        failed = len(mine) - len(well)
+        if failed:
+            results.missing.append(f"{where}: {failed} prompts failed and are left out")
+        same = next((c for c in results.cells if (c.model, c.task, c.method) == _name(cell)), None)
+        if same is None:
+            results.cells.append(Cell(cell["model"], cell["task"], cell["method"], cell["settings"], well))
+        elif same.settings == cell["settings"]:
+            same.rows += well  # more seeds or prompts of the same cell
+        else:
+            raise MisvoError(f"the runs have {where} with different settings: report them one by one.")
+
+
+def _name(cell):
+    return cell["model"], cell["task"], cell["method"]

@@ -1,0 +1,148 @@
+"""Running a sweep: what is not yet done goes to workers, what comes back goes to the folder, in one place.
+
+    from misvo.bench import config, sweep
+    sweep.run(config.read("configs/quick.toml"), "runs/quick")
+
+Resume is not a mode: a run does whatever its folder does not have yet.
+"""
+
+import contextlib
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from misvo import metrics
+from misvo.bench.config import Config
+from misvo.bench.environment import environment
+from misvo.bench.folder import CONFIG, SUMMARY, RunFolder, read_json, whole_rows
+from misvo.bench.plan import KEY, make_plan
+from misvo.bench.progress import SweepProgress
+from misvo.bench.trackers import open_trackers, scalars
+from misvo.bench.work import Worker
+from misvo.errors import MisvoError
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a session ended."""
+
+    folder: Path
+    rows: int  # finished in all, failures included
+    fresh: int  # of which this session added
+    total: int
+    failed: list[str]  # one message per failed prompt
+    notes: list[str]
+
+
+class LocalPool:
+    """The one worker of this process."""
+
+    workers = 1
+
+    def __init__(self):
+        self.worker = Worker()
+
+    def run(self, chunks, on_step):
+        for chunk in chunks:
+            self.worker.policy(chunk.cell.model), self.worker.reward(chunk.reward)  # loading is not the chunk's time
+            started = time.perf_counter()
+            outcomes = self.worker.run(chunk, lambda _, row, chunk=chunk: on_step(chunk, row))
+            yield chunk, outcomes, time.perf_counter() - started
+
+    def close(self):
+        pass
+
+
+def run(config: Config, folder, *, pool=None, report_to=(), retry_errors=False) -> Done:
+    """Do what `folder` does not have yet of this sweep. `pool` hands chunks to workers; None works here."""
+    plan = make_plan(config)
+    encoder_name, encoder = _encoder(config, Path(folder))
+    resolved = plan.resolved(encoder_name)
+    pool = pool or LocalPool()
+    try:
+        with RunFolder(folder, resolved, environment()) as run_folder:
+            done = {key for key, well in run_folder.done.items() if well or not retry_errors}
+            todo = [chunk for chunk in plan.chunks if not done.issuperset(chunk.keys)]
+            total = sum(len(chunk.rows) for chunk in plan.chunks)
+            finished = total - sum(len(chunk.rows) for chunk in todo)
+            trackers = open_trackers(report_to, run_folder.path, resolved)
+            writer, before = _Writer(run_folder, plan, encoder, trackers), len(run_folder.done)
+            try:
+                with SweepProgress(todo, finished, pool.workers) as progress:
+                    for note in plan.notes:
+                        progress.bar.console.print(note, style="yellow")
+                    for chunk, outcomes, seconds in pool.run(todo, progress.step):
+                        for outcome in outcomes:
+                            key = tuple(outcome.row[name] for name in KEY)
+                            if key not in done:  # a chunk that was half written is computed whole
+                                writer.write(outcome)
+                                done.add(key)
+                        progress.chunk_done(chunk, outcomes, seconds)
+            finally:
+                for tracker in trackers:
+                    tracker.close()
+                with contextlib.suppress(OSError):  # it can be made again, and may not hide why a run ended
+                    run_folder.write_json(SUMMARY, summarise(run_folder.path))
+            failed = [row["error"] for row in latest(whole_rows(run_folder.path)[0]).values() if "error" in row]
+            count = len(run_folder.done)
+    finally:
+        pool.close()
+    if failed and len(failed) == count:
+        raise MisvoError(f"all {count} prompts failed, the first with: {failed[0]}")
+    return Done(Path(folder), count, count - before, total, failed, plan.notes)
+
+
+class _Writer:
+    """Adds what only the writer knows, commits, and tells the trackers."""
+
+    def __init__(self, folder, plan, encoder, trackers):
+        self.folder, self.encoder, self.trackers = folder, encoder, trackers
+        self.prompts = {(label, row.id): row.prompt for label, task in plan.tasks.items() for row in task.rows}
+        self.rewards = defaultdict(list)
+
+    def write(self, outcome):
+        row = outcome.row
+        if "error" not in row and self.encoder is not None:
+            prompt = self.prompts[row["task"], row["prompt"]]
+            row["coherence"] = metrics.coherence(self.encoder, prompt, row["best"]["text"])
+        self.folder.append(row, outcome.candidates, outcome.steering)
+        if self.trackers and "error" not in row:
+            rewards = self.rewards[row["model"], row["task"], row["method"]]
+            rewards.append(row["reward"])
+            for tracker in self.trackers:
+                tracker.log(scalars(row, sum(rewards) / len(rewards)), len(self.folder.done))
+
+
+def latest(rows: list[dict]) -> dict[tuple, dict]:
+    """Rows by key; a row that was done again (`--retry-errors`) stands for the earlier one."""
+    return {tuple(row[name] for name in KEY): row for row in rows}
+
+
+def summarise(folder: Path) -> dict:
+    """Counts and means of each cell, from the rows on disk."""
+    resolved = read_json(folder / CONFIG)
+    rows = latest(whole_rows(folder)[0])
+    cells = {}
+    for name, cell in resolved["cells"].items():
+        mine = [row for row in rows.values() if all(row[part] == cell[part] for part in ("model", "task", "method"))]
+        well = [row for row in mine if "error" not in row]
+        expected = len(resolved["tasks"][cell["task"]]["prompts"]) * len(resolved["seeds"])
+        cells[name] = {
+            "expected": expected,
+            "finished": len(well),
+            "failed": len(mine) - len(well),
+            "missing": expected - len(mine),
+            "reward": sum(row["reward"] for row in well) / len(well) if well else None,
+            "tokens": sum(row["tokens"] for row in well),
+            "seconds": sum(row["seconds"]["wall"] for row in well),
+        }
+    return {"cells": cells, "complete": all(cell["missing"] == 0 for cell in cells.values())}
+
+
+def _encoder(config, folder):
+    """The encoder of coherence; a run that began with one keeps it, whatever `auto` would find today."""
+    name = config.encoder
+    if name == "auto" and (folder / CONFIG).exists():
+        name = read_json(folder / CONFIG).get("encoder", name)
+    return metrics.load_encoder(name)

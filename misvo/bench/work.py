@@ -1,0 +1,119 @@
+"""The worker: holds one model and its rewards, and turns chunks into rows. The same in this process and on Ray."""
+
+import hashlib
+import time
+from dataclasses import dataclass
+
+from misvo import tasks
+from misvo.bench.environment import PeakMemory
+from misvo.bench.plan import KEY, Chunk
+
+
+@dataclass
+class Outcome:
+    """One finished prompt: its row, its responses, and its steering where it has one."""
+
+    row: dict
+    candidates: list[dict]
+    steering: object = None
+
+
+class Worker:
+    def __init__(self):
+        self._model, self._policy, self._rewards = None, None, {}
+
+    def run(self, chunk: Chunk, on_step=None) -> list[Outcome]:
+        """Steer the prompts of a chunk together; if that fails, one by one, so that only the guilty one is lost."""
+        policy, reward = self.policy(chunk.cell.model), self.reward(chunk.reward)
+        try:
+            return _steer(policy, reward, chunk, range(len(chunk.rows)), on_step)
+        except Exception as error:
+            if len(chunk.rows) == 1:
+                return [_failure(chunk, 0, error)]
+        outcomes = []
+        for index in range(len(chunk.rows)):
+            try:
+                outcomes += _steer(policy, reward, chunk, [index], on_step)
+            except Exception as error:
+                outcomes.append(_failure(chunk, index, error))
+        return outcomes
+
+    def policy(self, model):
+        """The model, loaded once; another one takes its place, since two may not fit."""
+        if self._model != model:
+            self._policy = None
+            self._model, self._policy = model, model.load()
+        return self._policy
+
+    def reward(self, spec: str):
+        if spec not in self._rewards:
+            self._rewards[spec] = tasks.load_reward(spec)
+        return self._rewards[spec]
+
+
+def _steer(policy, reward, chunk, indices, on_step) -> list[Outcome]:
+    from misvo.loop import steer_many
+
+    rows = [chunk.rows[index] for index in indices]
+    settings = {**chunk.cell.settings.to_dict(), "seed": chunk.seed}
+    started = time.perf_counter()
+    with PeakMemory(policy.device) as peak:
+        results = steer_many(
+            policy,
+            [row.prompt for row in rows],
+            reward,
+            columns=[row.columns for row in rows],
+            on_step=on_step,
+            **settings,
+        )
+    wall = (time.perf_counter() - started) / len(rows)
+    return [
+        _outcome(policy, chunk.keys[index], result, wall, peak.bytes)
+        for index, result in zip(indices, results, strict=True)
+    ]
+
+
+def _outcome(policy, key, result, wall, peak) -> Outcome:
+    from misvo.metrics import diversity
+
+    name = dict(zip(KEY, key, strict=True))
+    best, trace, steering = result.best, result.trace, result.steering
+    stages = {stage: sum(row["seconds"][stage] for row in trace) for stage in ("decode", "reward", "update")}
+    row = {
+        **name,
+        "prompt_text": result.prompt,
+        "reward": best.reward,
+        "best": {"step": best.step, "rollout": best.rollout, "text": best.text},
+        "reference": result.reference and {"text": result.reference.text, "reward": result.reference.reward},
+        "diversity": diversity(best.text),
+        "coherence": None,  # the writer has the encoder
+        "norm": steering.norm if steering is not None else (trace[-1]["norm"] or None),
+        "kl_ref": None if result.kl_ref is None else result.kl_ref.total,
+        "kl_ref_per_position": None if result.kl_ref is None else result.kl_ref.per_position,
+        "kl": trace[-1]["kl"],
+        "kl_per_position": trace[-1]["kl_per_position"],  # of the last step; the trace keeps totals
+        "trace": [{k: v for k, v in step.items() if k not in ("kl_per_position", "seconds")} for step in trace],
+        "responses": len(result.candidates),
+        "unscored": sum(step["unscored"] for step in trace),
+        "prompt_tokens": len(policy.encode(result.prompt)),
+        "tokens": sum(step["tokens"] for step in trace),
+        "vectors_sha256": None if steering is None else _digest(steering.vectors),
+        "seconds": {"prefill": result.prefill_seconds, **stages, "wall": wall},
+        "peak_memory": peak,
+    }
+    candidates = [{**name, **vars(candidate)} for candidate in result.candidates]
+    return Outcome(row, candidates, steering)
+
+
+def failures(chunk: Chunk, error: Exception) -> list[Outcome]:
+    """The whole chunk failed, with its worker."""
+    return [_failure(chunk, index, error) for index in range(len(chunk.rows))]
+
+
+def _failure(chunk, index, error) -> Outcome:
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return Outcome({**dict(zip(KEY, chunk.keys[index], strict=True)), "error": message[:2000]}, [])
+
+
+def _digest(vectors) -> str:
+    return hashlib.sha256(vectors.contiguous().numpy().tobytes()).hexdigest()

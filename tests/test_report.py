@@ -1,0 +1,222 @@
+"""Reports: figures against an independent recomputation, pictures, the page, partial runs, profiles."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+
+from misvo.bench import config as configs
+from misvo.bench import profile as profiles
+from misvo.bench import report, results, sweep, tables
+from misvo.errors import MisvoError
+from tests.bench_helpers import make_config, make_world, raw_config, read_lines
+
+NAMES = {"misvo": "MISVO", "best-of-n": "BoN (N=12)", "aisp": "AISP", "misvo/none": "misvo/none"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of four cells and two seeds, with MiniLM coherence."""
+    world = make_world(tmp_path_factory.mktemp("world"))
+    raw = raw_config(world)
+    raw["encoder"] = "minilm"
+    raw["methods"].append({"cost": "none"})
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    sweep.run(configs.from_dict(raw), folder)
+    return folder
+
+
+def column(table, heading):
+    index = [name.split()[0] for name in table["columns"]].index(heading)
+    return {row[1]: row[index] for row in table["rows"]}
+
+
+def test_figures_agree_with_an_independent_script_to_the_last_digit(run, tmp_path):
+    made = report.make([run], tmp_path)
+    script = Path(__file__).parent / "recompute.py"
+    done = subprocess.run(
+        [sys.executable, script, run / "candidates.jsonl"], capture_output=True, text=True, check=True
+    )
+    independent = json.loads(done.stdout)
+    assert len(independent) == 4
+    loaded = results.load([run])
+    for key, figures in independent.items():
+        method = key.split("|")[2]
+        assert column(made.figures["prompts"], "Reward")[NAMES[method]] == figures["reward"]
+        assert column(made.figures["prompts"], "Diversity")[NAMES[method]] == figures["diversity"]
+        cell = next(cell for cell in loaded.cells if cell.method == method)
+        for name in ("mean", "max", "best"):
+            assert cell.trajectory(name)[1] == pytest.approx(figures[name])
+        assert cell.trajectory("best")[0] == [4, 8, 12]
+
+
+def test_coherence_norm_and_deviation_from_texts_and_vectors(run, tmp_path):
+    """Coherence by a direct use of MiniLM; ‖u‖ from the saved vectors; ± over prompts, seeds averaged first."""
+    from misvo.rewards.similarity import SentenceEncoder
+
+    made, rows = report.make([run], tmp_path), read_lines(run / "rows.jsonl")
+    encoder = SentenceEncoder()
+    mine = [row for row in rows if row["method"] == "misvo"]
+    cosines = {
+        (row["prompt"], row["seed"]): float(encoder([row["prompt_text"]])[0] @ encoder([row["best"]["text"]])[0])
+        for row in mine
+    }
+    by_seed = [np.mean([value for (_, seed), value in cosines.items() if seed == s]) for s in (1, 2)]
+    expected = f"{np.mean(by_seed):.3f} ± {np.std(by_seed, ddof=1):.3f}"
+    assert column(made.figures["prompts"], "Coherence")["MISVO"] == expected
+    norms = {}
+    for row in mine:
+        vectors = safetensors.torch.load_file(run / row["vectors"] / "steering.safetensors")["vectors"]
+        norms.setdefault(row["prompt"], []).append(float(np.linalg.norm(vectors.double().numpy())))
+    values = [np.mean(found) for found in norms.values()]
+    table = made.figures["measured-kl"]
+    line = next(row for row in table["rows"] if row[2] == "MISVO")
+    assert line[4] == f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+    baseline = next(row for row in table["rows"] if row[2].startswith("BoN"))
+    assert baseline[4:] == ["n/a", "n/a", "n/a"]
+
+
+def test_the_interval_is_paired_over_prompts(run, tmp_path):
+    made, rows = report.make([run], tmp_path), read_lines(run / "rows.jsonl")
+    reward = {(row["method"], row["prompt"], row["seed"]): row["reward"] for row in rows}
+    differences = [
+        np.mean([reward["aisp", prompt, seed] - reward["best-of-n", prompt, seed] for seed in (1, 2)])
+        for prompt in sorted({row["prompt"] for row in rows})
+    ]
+    picks = np.random.default_rng(5).integers(5, size=(200_000, 5))
+    low, high = np.quantile(np.array(differences)[picks].mean(1), [0.025, 0.975])
+    shown = column(made.figures["prompts"], "vs")["AISP"]
+    mean, first, last = map(float, re.fullmatch(r"(\S+) \[(\S+), (\S+)\]", shown).groups())
+    assert mean == pytest.approx(np.mean(differences), abs=5e-4)
+    spread = max(differences) - min(differences)
+    assert first == pytest.approx(low, abs=0.05 * spread) and last == pytest.approx(high, abs=0.05 * spread)
+
+
+def test_all_files_are_there_and_the_page_is_self_contained(run, tmp_path):
+    made = report.make([run], tmp_path)
+    assert {"tables.md", "tables.tex", "figures.json", "report.html"} <= {path.name for path in tmp_path.iterdir()}
+    pictures = sorted(tmp_path.glob("*.png"))
+    assert [path.name.split("-")[0] for path in pictures] == ["kl_position", "reward_kl", "trajectory"]
+    assert all(path.name in made.files for path in pictures)
+    page = (tmp_path / "report.html").read_text()
+    sources = re.findall(r'src="([^"]*)"', page)
+    assert sorted(base64.b64decode(s.removeprefix("data:image/png;base64,")) for s in sources) == sorted(
+        path.read_bytes() for path in pictures
+    )
+    assert "http" not in re.sub(r"base64,[^\"]*", "", page)  # nothing is fetched
+    parser = Balanced()
+    parser.feed(page)
+    assert not parser.open
+    tex = (tmp_path / "tables.tex").read_text()
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 3  # task, deviation, ablation
+    assert r"\textbf{" in tex and "±" not in tex and "×" not in tex
+    for line in tex.splitlines():
+        if line.endswith(r"\\"):
+            assert line.count(" & ") >= 5
+
+
+class Balanced(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, _):
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_shows_best_and_worst_beside_the_reference(run, tmp_path):
+    report.make([run], tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    rows = [row for row in read_lines(run / "rows.jsonl") if row["method"] == "misvo"]
+    gains = {row["reward"] - row["reference"]["reward"]: row for row in rows}
+    for row in (gains[max(gains)], gains[min(gains)]):
+        assert f"prompt {row['prompt']}, seed {row['seed']}: {row['prompt_text']}" in page
+        assert f"best, {row['reward']:.3f}" in page and f"reference, {row['reference']['reward']:.3f}" in page
+
+
+def test_partial_runs_say_what_is_missing(run, tmp_path):
+    part = tmp_path / "part"
+    part.mkdir()
+    for name in ("config.json", "environment.json", "candidates.jsonl"):
+        (part / name).write_bytes((run / name).read_bytes())
+    lines = (run / "rows.jsonl").read_text().splitlines(keepends=True)
+    failed = {**{k: json.loads(lines[7])[k] for k in ("model", "task", "prompt", "method", "seed", "candidates_end")}}
+    failed["error"] = "RewardError: <b>no</b> score"
+    (part / "rows.jsonl").write_text("".join(lines[:7]) + json.dumps(failed) + "\n" + lines[8][:40])
+    made = report.make([part])
+    assert made.folder == part / "report"
+    assert "tiny × prompts × misvo: 5 of 10 prompts are not done yet" in made.markdown
+    assert "tiny × prompts × aisp: 10 of 10 prompts are not done yet" in made.markdown
+    assert "tiny × prompts × best-of-n: 1 prompts failed" in made.markdown
+    assert "no</b> score" in made.markdown and "<b>no</b>" not in (part / "report" / "report.html").read_text()
+    assert set(column(made.figures["prompts"], "Reward")) == {"MISVO", "BoN (N=12)"}
+
+
+def test_runs_of_several_folders_are_put_together(run, tmp_path):
+    world = make_world(tmp_path)
+    raw = raw_config(world, methods=("misvo",), seeds=(3,))
+    raw["tasks"][0]["reward"] = json.loads((run / "config.json").read_text())["tasks"]["prompts"]["reward"]
+    raw["encoder"] = "minilm"
+    sweep.run(configs.from_dict(raw), tmp_path / "more")
+    made = report.make([run, tmp_path / "more"], tmp_path / "report")
+    assert column(made.figures["prompts"], "prompts")["MISVO"] == "5 × 3"
+    raw["settings"]["steps"] = 2
+    sweep.run(configs.from_dict(raw), tmp_path / "other")
+    with pytest.raises(MisvoError, match="with different settings"):
+        report.make([run, tmp_path / "other"], tmp_path / "report")
+
+
+def test_bad_folders_are_one_sentence(tmp_path):
+    with pytest.raises(MisvoError, match="there is no run folder"):
+        report.make([tmp_path / "none"])
+    with pytest.raises(MisvoError, match="is no run of misvo"):
+        report.make([tmp_path])
+    sweep_config = make_config(make_world(tmp_path), methods=("misvo",), seeds=(1,))
+    from misvo.bench.folder import RunFolder
+    from misvo.bench.plan import make_plan
+
+    with RunFolder(tmp_path / "empty", make_plan(sweep_config).resolved("none"), {}):
+        pass
+    with pytest.raises(MisvoError, match="nothing to report yet"):
+        report.make([tmp_path / "empty"])
+
+
+def test_profile_times_every_method_and_reports(tmp_path):
+    world = make_world(tmp_path)
+    config = configs.from_dict({**raw_config(world), "warmup": 1})
+    measured = profiles.run(config, prompts=3)
+    assert [entry["label"] for entry in measured["methods"]] == ["misvo", "best-of-n", "aisp"]
+    for entry in measured["methods"]:
+        assert len(entry["per_prompt"]) == 3 == measured["prompts"]
+        total = sum(entry["stages"].values())
+        assert 0 < total <= entry["seconds"] * 1.01 and entry["stages"]["decode"] > 0
+        tokens, seconds = (sum(p[name] for p in entry["per_prompt"]) for name in ("tokens", "seconds"))
+        assert entry["tokens_per_second"] == pytest.approx(tokens / seconds) and entry["peak_memory"] > 1e8
+    profiles.save(measured, tmp_path / "profile")
+    made = report.make([tmp_path / "profile"], tmp_path / "report")
+    table = made.figures["profile"]
+    assert table["rows"][0][3] == f"{measured['methods'][0]['seconds']:.1f}" and "K=4, N=3" in table["rows"][0]
+    with pytest.raises(MisvoError, match="too few prompts"):
+        profiles.run(config, warmup=5)
+
+
+def test_best_of_n_kl_bound_against_enumeration():
+    """KL of best-of-2 from a uniform law over many values tends to log 2 − 1/2."""
+    size = 4000
+    law = np.array([((i + 1) ** 2 - i**2) / size**2 for i in range(size)])
+    assert float((law * np.log(law * size)).sum()) == pytest.approx(results.best_of_n_kl(2), abs=1e-3)
+
+
+def test_tex_escapes():
+    assert tables._tex("a_b & 5 % ± 2") == r"a\_b \& 5 \% $\pm$ 2"
