@@ -15,12 +15,14 @@ def trajectory(results: Results, model: str, task: str) -> Figure:
     """The paper's trajectory figure: three panels against cumulative generations, shading one std over seeds."""
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     axes = figure.subplots(1, 3)
+    cells = _coloured(results, model, task)
+    shade = 0.15 if len(cells) <= 4 else 0.06  # many bands would hide each other
     for axis, (name, title) in zip(axes, PANELS, strict=True):
-        for colour, cell in _coloured(results, model, task):
+        for colour, cell in cells:
             generations, mean, deviation = cell.trajectory(name)
             axis.plot(generations, mean, marker=".", color=colour, label=_label(cell), lw=1.4)
             low, high = zip(*((m - d, m + d) for m, d in zip(mean, deviation, strict=True)), strict=True)
-            axis.fill_between(generations, low, high, color=colour, alpha=0.15, lw=0)
+            axis.fill_between(generations, low, high, color=colour, alpha=shade, lw=0)
         axis.set(title=title, xlabel="generations")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("reward")
