@@ -241,6 +241,9 @@ def bench(
     cpus_per_worker: Annotated[int, typer.Option(help="Cores of each actor where there is no GPU.")] = 1,
     report_to: Annotated[list[str], typer.Option(help="Also log to tensorboard, wandb or trackio.")] = [],  # noqa: B006
     retry_errors: Annotated[bool, typer.Option(help="Do prompts again that failed before.")] = False,
+    require_sandbox: Annotated[
+        bool, typer.Option("--require-sandbox", help="Refuse to run model-written code that cannot be isolated fully.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
 ):
     """Run models × tasks × methods × seeds; killed or stopped, the same command goes on where it was.
@@ -248,6 +251,8 @@ def bench(
     Example: `misvo bench configs/quick.toml --data shp=prompts.jsonl --output runs/quick`
     """
     _quiet_libraries()
+    if require_sandbox:
+        os.environ["MISVO_REQUIRE_SANDBOX"] = "1"  # for this process and for the workers that it starts
     from misvo.bench import commands
 
     commands.bench(config, output, data, ray, ray_address, workers, cpus_per_worker, report_to, retry_errors, as_json)

@@ -223,3 +223,16 @@ def test_bad_columns_are_errors(reward):
         CodeTask("f", "", calls="[]", match="fuzzy")
     with pytest.raises(MisvoError, match="no assertion"):
         mbpp_plus_columns(SQUARE | {"assertion": "assert True"})
+
+
+def test_the_environment_can_require_the_sandbox(monkeypatch):
+    """How `misvo bench --require-sandbox` reaches the rewards that workers make."""
+    from misvo.errors import MisvoError
+    from misvo.rewards import sandbox
+
+    monkeypatch.setattr(sandbox, "_describe", lambda zygote: {"missing": ["no walls at all"]})
+    with pytest.warns(UserWarning, match="weaker walls"):
+        CodeReward().close()
+    monkeypatch.setenv("MISVO_REQUIRE_SANDBOX", "1")
+    with pytest.raises(MisvoError, match="cannot isolate model-written code: no walls at all"):
+        CodeReward()

@@ -17,7 +17,15 @@ from misvo.bench.work import Worker, failures
 from misvo.errors import MisvoError
 
 RESTARTS, TRIES = 3, 3
-PASSED_ON = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "HF_HUB_OFFLINE", "HF_HOME", "MISVO_CACHE", "PYTHONPATH")
+PASSED_ON = (
+    "OMP_WAIT_POLICY",
+    "GOMP_SPINCOUNT",
+    "HF_HUB_OFFLINE",
+    "HF_HOME",
+    "MISVO_CACHE",
+    "PYTHONPATH",
+    "MISVO_REQUIRE_SANDBOX",
+)
 
 
 class RayPool:

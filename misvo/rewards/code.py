@@ -14,6 +14,7 @@ None ("could not score") means that the task's own solution passes none of its t
 a program, with a syntax error or that exceeds a limit scores what it passed, mostly 0.
 """
 
+import os
 import threading
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ __all__ = [
     "mbpp_plus_columns",
     "mbpp_plus_prompt",
 ]
+REQUIRE_SANDBOX = "MISVO_REQUIRE_SANDBOX"
 _REMEMBERED = 1 << 16
 
 
@@ -60,7 +62,9 @@ class CodeTask:
 class CodeReward:
     """A reward in TRL's form; a row's columns come from `mbpp_plus_columns` or `humaneval_columns`."""
 
-    def __init__(self, require_sandbox=False, workers=None, cpu_seconds=4, memory=512 << 20, **limits):
+    def __init__(self, require_sandbox=None, workers=None, cpu_seconds=4, memory=512 << 20, **limits):
+        if require_sandbox is None:  # how `--require-sandbox` reaches rewards that workers make
+            require_sandbox = bool(os.environ.get(REQUIRE_SANDBOX))
         limits |= {"cpu_seconds": cpu_seconds, "memory": memory}
         self._settings = {"require_sandbox": require_sandbox, "workers": workers, **limits}
         self.sandbox = Sandbox(Limits(**limits), workers, require_sandbox)
