@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from misvo.decoding import Rollouts
-from misvo.head import Head, centred, softmax, token_kl
+from misvo.head import Head, centred, log_partition, softmax, token_kl
 
 PREFIXES = 96  # how many prefixes a prediction looks at
 
@@ -48,7 +48,7 @@ class KLBudget:
         logits = centred(self.head.logits(rollouts.hidden[rows, positions]).div_(self.temperature))
         shared = u.stride(0) == 0  # one vector for all positions: one shift for all prefixes
         shift = self.head.shift(u[:1] if shared else u[positions]).div_(self.temperature)
-        _, ref_partition = softmax(logits)
+        ref_partition = log_partition(logits)
         scale = self.excess * len(places) / (len(rollouts.tokens) * len(picks))
 
         def predict(factor):

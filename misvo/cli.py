@@ -252,7 +252,9 @@ def bench(
     """
     _quiet_libraries()
     if require_sandbox:
-        os.environ["MISVO_REQUIRE_SANDBOX"] = "1"  # for this process and for the workers that it starts
+        from misvo.rewards.code import REQUIRE_SANDBOX
+
+        os.environ[REQUIRE_SANDBOX] = "1"  # for this process and for the workers that it starts
     from misvo.bench import commands
 
     commands.bench(config, output, data, ray, ray_address, workers, cpus_per_worker, report_to, retry_errors, as_json)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from misvo import cache as kv
-from misvo.head import centred, softmax, token_kl
+from misvo.head import centred, log_partition, softmax, token_kl
 from misvo.sampling import RandomStream, Sampler
 
 # (rollouts, position, hidden states of those rollouts (B, d)) -> vectors to add to them (B, d), or None for none
@@ -57,6 +57,10 @@ class Rollouts:
         """Which positions hold a token, (K, T) bool."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
+    def responses(self) -> list[list[int]]:
+        """The token ids of each row, up to and with EOS."""
+        return [row[:length] for row, length in zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)]
+
 
 @dataclass
 class _Job:
@@ -96,6 +100,13 @@ class Engine:
         whole = torch.arange(len(request.rollouts))
         self._waiting.extend(_Segment(job, rows) for rows in whole.split(self.max_rows))
         return job.rollouts
+
+    def run(self, request: Request) -> Rollouts:
+        """Decode one request to its end."""
+        rollouts = self.submit(request)
+        while self.busy:
+            self.advance()
+        return rollouts
 
     @property
     def load(self) -> int:
@@ -176,10 +187,15 @@ class Engine:
         """Draw the next token of every row, and hand each segment its part of what the laws say."""
         head, sampler = self.policy.head, self.sampler
         logits = centred(head.logits(self._hidden).div_(sampler.temperature))  # (B, V)
-        reference, ref_partition = softmax(logits)
-        probs, partition, shift = reference, ref_partition, self._shifts()
-        record = {}
-        if shift is not None:
+        shift, record, reference = self._shifts(), {}, None
+        if shift is None:
+            probs, partition = softmax(logits)
+            reference, ref_partition = probs, partition
+        else:
+            if any(segment.job.request.keep_fisher == "reference" for segment in self._segments):
+                reference, ref_partition = softmax(logits)
+            else:
+                ref_partition = log_partition(logits)
             logits += shift
             probs, partition = softmax(logits)
             record["kl"] = token_kl(ref_partition, partition, probs, shift)
@@ -249,10 +265,9 @@ class Engine:
 
     def _retire(self, ended):
         """Let ended rows leave the batch; name the requests that have none left."""
-        finished, segments, start = [], [], 0
-        for segment in self._segments:
-            stays = ~ended[start : start + len(segment.rows)]
-            start += len(segment.rows)
+        finished, segments = [], []
+        for segment, block in self._blocks():
+            stays = ~ended[block]
             segment.job.unfinished -= int((~stays).sum())
             if segment.job.unfinished == 0:
                 finished.append(segment.job.rollouts)

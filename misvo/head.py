@@ -165,10 +165,20 @@ def softmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     The latter in fp64, so that the difference of two of them keeps its small digits.
     """
+    weights, total, partition = _exponentials(logits)
+    return weights.div_(total), partition
+
+
+def log_partition(logits: torch.Tensor) -> torch.Tensor:
+    """A alone, for where the law itself is not wanted."""
+    return _exponentials(logits)[2]
+
+
+def _exponentials(logits):
     top = logits.amax(-1, keepdim=True)
-    probs = (logits - top).exp_()
-    total = probs.sum(-1, keepdim=True)
-    return probs.div_(total), (top.double() + total.double().log()).squeeze(-1)
+    weights = (logits - top).exp_()
+    total = weights.sum(-1, keepdim=True)
+    return weights, total, (top.double() + total.double().log()).squeeze(-1)
 
 
 def token_kl(ref_partition, partition, probs, shift) -> torch.Tensor:

@@ -201,8 +201,7 @@ class _Run:
 
     def responses(self, rollouts) -> _Responses:
         """What the rollouts of a step say."""
-        rows = zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), strict=True)
-        tokens = [row[:length] for row, length in rows]
+        tokens = rollouts.responses()
         return _Responses(self.step_of[id(rollouts)], rollouts, tokens, [self.policy.decode(row) for row in tokens])
 
     def learn(self, responses, scored):

@@ -6,7 +6,7 @@ The sequence KL (eq:kl-effort) needs no meter of its own: decoding measures it a
 import torch
 
 from misvo.decoding import Intervention, Rollouts
-from misvo.head import Head, centred, softmax, token_kl
+from misvo.head import Head, centred, log_partition, softmax, token_kl
 from misvo.result import Divergence, Moved
 
 Steered = torch.Tensor | Intervention  # vectors u (T, d), or a function of the states
@@ -18,7 +18,7 @@ def kl_ref(head: Head, reference: Rollouts, steering: Steered, temperature: floa
     per_position = []
     for t in range(reference.tokens.shape[1]):
         logits, shift = _at(head, reference, steering, t, temperature)
-        _, ref_partition = softmax(logits)
+        ref_partition = log_partition(logits)
         probs, partition = softmax(logits.add_(shift))
         kl = token_kl(ref_partition, partition, probs, shift.expand_as(probs))
         per_position.append(kl.sum().item() / len(reference.tokens))

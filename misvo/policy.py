@@ -167,11 +167,7 @@ class Policy:
             keep_scores=False,
         )
         engine = Engine(self, self.rows_that_fit(prefix, max_new_tokens), Sampler(temperature, top_p))
-        rollouts = engine.submit(request)
-        while engine.busy:
-            engine.advance()
-        rows = zip(rollouts.tokens.tolist(), rollouts.lengths.tolist(), strict=True)
-        texts = [self.decode(tokens[:length]) for tokens, length in rows]
+        texts = [self.decode(tokens) for tokens in engine.run(request).responses()]
         return texts if samples is not None else texts[0]
 
     @torch.no_grad()

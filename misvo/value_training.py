@@ -30,10 +30,8 @@ def train_value(policy, prompts, reward, *, columns=None, rollouts=16, max_new_t
         engine = Engine(policy, policy.rows_that_fit(prefix, max_new_tokens), sampler(settings))
         stream = RandomStream(seed, prefix.tokens)
         request = Request(prefix, stream, 0, range(rollouts), max_new_tokens, keep_scores=False, keep_hidden=True)
-        batch = engine.submit(request)
-        while engine.busy:
-            engine.advance()
-        rows = [row[:length] for row, length in zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)]
+        batch = engine.run(request)
+        rows = batch.responses()
         texts = [policy.decode(row) for row in rows]
         values = score(reward, prompt, texts, rows, columns[index] if columns else {})
         values = torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)

@@ -59,8 +59,8 @@ def counting(title: str, total: int):
 
 
 def print_table(table: Table) -> None:
-    console = Console()
-    console.print(table, width=None if console.is_terminal else 180)  # a file has room for whole lines
+    """A table in the width of the terminal; a file has room for whole lines."""
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def show(result, reward: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from misvo.bench import config as configs
 from misvo.errors import MisvoError
+from misvo.view import print_table
 
 
 def bench(
@@ -48,7 +49,7 @@ def bench(
         reward = "" if cell["reward"] is None else f"{cell['reward']:.3f}"
         counts = (f"{cell['finished']}/{cell['expected']}", str(cell["failed"]), reward)
         table.add_row(name, *counts, str(cell["tokens"]), f"{cell['seconds']:.1f}")
-    _print_wide(table)
+    print_table(table)
     if done.failed:
         print(f"{len(done.failed)} prompts failed, the first with: {done.failed[0]}")
     print(f"Next: misvo report {folder}")
@@ -79,7 +80,7 @@ def profile(
     if as_json:
         print(json.dumps(measured))
     else:
-        _print_wide(profiles.table(measured))
+        print_table(profiles.table(measured))
 
 
 def data_files(given: list[str]) -> dict[str, str]:
@@ -89,10 +90,3 @@ def data_files(given: list[str]) -> dict[str, str]:
         label, equals, path = entry.partition("=")
         files[label if equals else ""] = path if equals else entry
     return files
-
-
-def _print_wide(table) -> None:
-    """A table in the width of the terminal; a file has room for whole lines."""
-    from rich.console import Console
-
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
