@@ -1,182 +1,122 @@
 """Steering against its competitors: time, tokens per second and peak memory, in one process, in turn.
 
-    python benchmarks/speed.py --rounds 3 --json speed.json
+    python benchmarks/speed.py --rounds 2 --json speed.json
 
 Competitors, all with the same prompts, K rows a step, N steps and T tokens a row (ends of text are ignored, so that
-all do the same work): plain sampling with our engine; `generate` of transformers with K rows a call; MISVO as printed
-in the paper (`paper`) and untuned (`auto`); MISVO under top-p; AISP; MISVO for eight prompts at once (`many`), whose
-figures are per prompt. `literal` is the update stage written as the paper describes it: K×T×V probabilities, and K
-softmaxes per position and step for the Fisher product; it is compared with our update stage.
+all do the same work): plain sampling with our engine, with the whole law and under top-p 0.95; `generate` of
+transformers on the model as transformers loads it, K rows a call; MISVO as printed in the paper, the same under top-p,
+untuned (`auto`); AISP; MISVO for many prompts at once, whose figures are per prompt. Peak memory is that of two steps
+in a process of its own, above the loaded model.
 """
 
 import argparse
-import json
-import os
-import statistics
-import time
-from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
+from measure import PROMPTS, in_a_process_of_its_own, load, peak_bytes, seconds, spread, statistics, write_json
 
-import torch
+import torch  # isort: skip - measure sets the environment that torch reads
+from transformers import AutoModelForCausalLM
 
 import misvo
-
-PROMPTS = [
-    f"{topic} I have tried a few things already and I would like to hear what you would do, step by step, and why."
-    for topic in (
-        "My flatmate plays the drums at night and I have an exam next week.",
-        "My sourdough bread comes out flat and dense every single time I bake it.",
-        "I want to start running but my knees hurt after the first kilometre.",
-        "The tomatoes on my balcony have yellow leaves and brown spots since last week.",
-        "My old laptop takes ten minutes to start and the fan is always loud.",
-        "I have to give a speech at my sister's wedding and I am terribly nervous.",
-        "Our team meetings take two hours and nobody remembers what was decided.",
-        "I would like to learn Spanish before a trip in three months from now.",
-    )
-]
+from misvo.embedded import model_folder
 
 
-def memory(field):
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields[field].split()[0]) * 1024
+def hugging_face(arguments):
+    """Best-of-n the usual way: `generate` on a model that nobody has touched."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder("smollm2-135m")).eval()
+
+    def run(ids):
+        for step in range(arguments.steps):
+            torch.manual_seed(step)
+            model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                top_k=0,
+                num_return_sequences=arguments.rollouts,
+                min_new_tokens=arguments.max_new_tokens,
+                max_new_tokens=arguments.max_new_tokens,
+            )
+
+    return run
 
 
-def measured(call):
-    """Seconds of a call, and its peak memory above what was held before it."""
-    Path("/proc/self/clear_refs").write_text("5")
-    before, started = memory("VmRSS"), time.perf_counter()
-    outcome = call()
-    return time.perf_counter() - started, memory("VmHWM") - before, outcome
+def competitors(policy, arguments):
+    size = {"rollouts": arguments.rollouts, "steps": arguments.steps, "max_new_tokens": arguments.max_new_tokens}
+    generate = None
 
+    def steer(**options):
+        def run(prompt):
+            result = misvo.steer(policy, prompt, len, **{**size, "max_rows": arguments.rollouts, **options})
+            run.stages = {name: sum(row["seconds"][name] for row in result.trace) for name in ("decode", "update")}
 
-def hugging_face(policy, prompt, arguments):
-    ids = torch.tensor([policy.encode(prompt)])
-    for step in range(arguments.steps):
-        torch.manual_seed(step)
-        policy.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=True,
-            top_k=0,
-            num_return_sequences=arguments.rollouts,
-            min_new_tokens=arguments.max_new_tokens,
-            max_new_tokens=arguments.max_new_tokens,
-        )
+        return run
 
+    def by_transformers(prompt):
+        nonlocal generate
+        generate = generate or hugging_face(arguments)
+        generate(torch.tensor([policy.encode(prompt)]))
 
-def literal_update(head, hidden, reference, tokens, u, advantages):
-    """One update as the paper's text describes it, with every probability in memory: (K, T, V)."""
-    W = head.weight
-    p = torch.softmax(hidden @ W.T + u @ W.T, -1)  # (K, T, V)
-    e = torch.nn.functional.one_hot(tokens, head.vocab_size).to(p)
-    gradient = torch.einsum("k,ktv->tv", advantages, e - p) @ W / len(hidden)
-    del p, e
-    product = torch.zeros_like(u)
-    for t in range(len(u)):
-        v = W @ u[t]
-        for i in range(len(reference)):  # K softmaxes per position and step
-            q = torch.softmax(W @ reference[i, t], -1)
-            product[t] += W.T @ (q * v - q * (q @ v)) / len(reference)
-    return u + 0.1 * (gradient - product)
+    def many(_):
+        misvo.steer_many(policy, PROMPTS[: arguments.prompts], len, **size)
 
-
-def compare_updates(policy, arguments):
-    """Our update stage and the literal one on the same data; returns seconds and peak bytes of each."""
-    from misvo.decoding import Engine, Request
-    from misvo.methods.misvo import Misvo
-    from misvo.sampling import RandomStream, Sampler
-
-    settings = misvo.Settings(rollouts=arguments.rollouts, max_new_tokens=arguments.max_new_tokens, steps=2)
-    prefix = policy.prefill(policy.encode(PROMPTS[0]), arguments.max_new_tokens)
-    stream = RandomStream(0, prefix.tokens)
-    method = Misvo(policy.head, stream, Sampler(), settings)
-    rewards = torch.randn(arguments.rollouts, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    batches = []
-    for step in range(2):
-        engine = Engine(policy, arguments.rollouts, Sampler())
-        options = method.propose(step) | {"keep_hidden": True}
-        size = (range(arguments.rollouts), arguments.max_new_tokens)
-        batches.append(engine.submit(Request(prefix, stream, step, *size, **options)))
-        while engine.busy:
-            engine.advance()
-        u = method.vectors
-        ours = measured(lambda: method.update(step, batches[-1], rewards))  # noqa: B023
-    advantages = ((rewards - rewards.mean()) * len(rewards) / (len(rewards) - 1)).float()
-    literal = measured(
-        lambda: literal_update(policy.head, batches[1].hidden, batches[0].hidden, batches[1].tokens, u, advantages)
-    )
-    error = ((literal[2] - method.vectors).norm() / literal[2].norm()).item()
-    return {"ours": ours[:2], "literal": literal[:2], "relative_difference": error}
+    return {
+        "sampling": steer(method="best-of-n"),
+        "misvo paper": steer(),
+        "sampling top-p": steer(method="best-of-n", top_p=0.95),
+        "misvo paper top-p": steer(top_p=0.95),
+        "misvo auto": steer(preset="auto"),
+        "aisp": steer(method="aisp"),
+        "generate": by_transformers,
+        "many": many,
+    }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rollouts", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--only", nargs="*", help="names of competitors")
+    parser.add_argument("--quantize", choices=["int8"])
+    parser.add_argument("--peak", help="print the peak memory of this competitor, and nothing else")
     parser.add_argument("--json")
     arguments = parser.parse_args()
-    policy = misvo.Policy.from_pretrained("smollm2-135m")
-    policy.eos_tokens = torch.tensor([], dtype=torch.long)
-    size = {"rollouts": arguments.rollouts, "steps": arguments.steps, "max_new_tokens": arguments.max_new_tokens}
-    one = {**size, "max_rows": arguments.rollouts}
-
-    def steer(**options):
-        return lambda prompt: misvo.steer(policy, prompt, len, **{**one, **options})
-
-    competitors = {
-        "sampling": steer(method="best-of-n"),
-        "sampling top-p": steer(method="best-of-n", top_p=0.95),
-        "generate": lambda prompt: hugging_face(policy, prompt, arguments),
-        "misvo paper": steer(),
-        "misvo paper top-p": steer(top_p=0.95),
-        "misvo auto": steer(preset="auto"),
-        "aisp": steer(method="aisp"),
-    }
-    times = {name: [] for name in [*competitors, "many"]}
-    peaks = {name: [] for name in times}
-    for round_number in range(arguments.rounds + 1):  # the first round warms up
-        prompt = PROMPTS[round_number % len(PROMPTS)]
-        for name, call in competitors.items():
-            seconds, peak, _ = measured(lambda: call(prompt))  # noqa: B023
-            times[name].append(seconds)
-            peaks[name].append(peak)
-        if round_number <= 1 or round_number == arguments.rounds:
-            many = PROMPTS[: arguments.prompts]
-            seconds, peak, _ = measured(lambda: misvo.steer_many(policy, many, len, **size))  # noqa: B023
-            times["many"].append(seconds / len(many))
-            peaks["many"].append(peak)
-        print(f"round {round_number}", {name: round(values[-1], 2) for name, values in times.items()}, flush=True)
+    policy = load()
+    calls = competitors(policy, arguments)
+    if arguments.peak:
+        misvo.steer(policy, PROMPTS[1], len, rollouts=2, steps=2, max_new_tokens=4)  # imports and thread pools
+        print(peak_bytes(lambda: calls[arguments.peak](PROMPTS[0])))
+        return
+    names = arguments.only or list(calls)
+    times, stages = {name: [] for name in names}, {}
+    misvo.steer(policy, PROMPTS[0], len, rollouts=arguments.rollouts, steps=2, max_new_tokens=16)  # warm-up
+    for number in range(arguments.rounds):
+        for name in names:
+            share = arguments.prompts if name == "many" else 1
+            times[name].append(seconds(lambda: calls[name](PROMPTS[number % len(PROMPTS)])) / share)  # noqa: B023
+            stages[name] = getattr(calls[name], "stages", {})
+        print(f"round {number}", {name: round(values[-1], 2) for name, values in times.items()}, flush=True)
     tokens = arguments.rollouts * arguments.steps * arguments.max_new_tokens
-    base = statistics.median(times["sampling"][1:])
-    print(f"\n{'':20}{'median s':>10}{'spread':>8}{'tok/s':>8}{'/sampling':>11}{'/generate':>11}{'peak MiB':>10}")
+    middle = {name: statistics.median(values) for name, values in times.items()}
+    columns = {"median s": 10, "spread": 8, "tok/s": 8, "update s": 10, "/sampling": 11, "/generate": 11, "MiB": 7}
+    print("\n" + " " * 20 + "".join(f"{name:>{width}}" for name, width in columns.items()))
     rows = {}
-    for name, values in times.items():
-        middle, spread = statistics.median(values[1:]), max(values[1:]) - min(values[1:])
-        ratios = middle / base, middle / statistics.median(times["generate"][1:])
-        rows[name] = {"median": middle, "values": values, "peak": statistics.median(peaks[name][1:])}
-        print(
-            f"{name:20}{middle:10.2f}{spread:8.2f}{tokens / middle:8.0f}{ratios[0]:11.3f}{ratios[1]:11.3f}"
-            f"{rows[name]['peak'] / 2**20:10.0f}"
-        )
-    under = rows["misvo paper top-p"]["median"] / rows["sampling top-p"]["median"]
-    print(f"under top-p, misvo / sampling: {under:.3f}")
-    update = compare_updates(policy, arguments)
-    print(
-        f"update: ours {update['ours'][0]:.3f} s, {update['ours'][1] / 2**20:.0f} MiB; "
-        f"literal {update['literal'][0]:.3f} s, {update['literal'][1] / 2**20:.0f} MiB; "
-        f"{update['literal'][0] / update['ours'][0]:.1f} times the time, "
-        f"{update['literal'][1] / max(1, update['ours'][1]):.1f} times the memory; "
-        f"relative difference of the results {update['relative_difference']:.1e}"
-    )
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"arguments": vars(arguments), "rows": rows, "update": update}, file, indent=2)
+    for name in names:
+        options = ["--steps", 2, "--prompts", arguments.prompts, "--rollouts", arguments.rollouts]
+        peak = in_a_process_of_its_own(__file__, "--peak", name, *options)
+        rows[name] = {"median": middle[name], "values": times[name], "peak": peak, "stages": stages[name]}
+        against = [f"{middle[name] / middle[base]:11.3f}" if base in middle else " " * 11 for base in BASES]
+        update = f"{stages[name].get('update', 0):10.2f}"
+        speed = f"{middle[name]:10.2f}{spread(times[name]):8.2f}{tokens / middle[name]:8.0f}"
+        print(f"{name:20}{speed}{update}{''.join(against)}{peak / 2**20:7.0f}", flush=True)
+    if "sampling top-p" in middle and "misvo paper top-p" in middle:
+        print(f"under top-p, misvo / sampling: {middle['misvo paper top-p'] / middle['sampling top-p']:.3f}")
+    write_json(arguments.json, {"arguments": vars(arguments), "rows": rows})
 
+
+BASES = ("sampling", "generate")
 
 if __name__ == "__main__":
     main()

@@ -14,6 +14,7 @@ from misvo.decoding import Rollouts
 from misvo.head import Head, centred, log_partition, softmax, token_kl
 
 PREFIXES = 96  # how many prefixes a prediction looks at
+CHUNK = 16  # and how many at a time
 
 
 @dataclass
@@ -48,12 +49,17 @@ class KLBudget:
         logits = centred(self.head.logits(rollouts.hidden[rows, positions]).div_(self.temperature))
         shared = u.stride(0) == 0  # one vector for all positions: one shift for all prefixes
         shift = self.head.shift(u[:1] if shared else u[positions]).div_(self.temperature)
-        ref_partition = log_partition(logits)
+        shift = shift.expand_as(logits)
+        blocks = [slice(start, start + CHUNK) for start in range(0, len(logits), CHUNK)]
+        ref_partition = torch.cat([log_partition(logits[block]) for block in blocks])
         scale = self.excess * len(places) / (len(rollouts.tokens) * len(picks))
 
         def predict(factor):
-            moved = factor * shift
-            probs, partition = softmax(logits + moved)
-            return scale * token_kl(ref_partition, partition, probs, moved.expand_as(probs)).sum().item()
+            nats = 0.0
+            for block in blocks:
+                moved = factor * shift[block]
+                probs, partition = softmax(logits[block] + moved)
+                nats += token_kl(ref_partition[block], partition, probs, moved).sum().item()
+            return scale * nats
 
         return predict

@@ -1,9 +1,12 @@
-"""Key-value caches of transformers as batches of rows: replicate, select, merge, trim.
+"""Key-value caches of transformers as batches of rows: replicate, join, select, trim.
 
 Rows of different lengths share a batch by left padding, and the padding is data, not computation: a prompt is
 always read alone, its cache is padded afterwards, so what it holds cannot depend on its batch mates. Works on
 full and sliding attention and on convolution or recurrent states (LFM2 and other hybrids); `reorder_cache` is used
 throughout because it is the one batch operation that all of these layers have.
+
+Full attention, the common case, gets a layer of its own (`misvo.rows.RowLayer`) that writes each token in place, where
+the layers of transformers copy all that they hold for every token.
 """
 
 import copy
@@ -20,10 +23,10 @@ from transformers.cache_utils import (
 )
 
 from misvo.errors import MisvoError
+from misvo.rows import RowLayer
 
 # Exact types: a subclass may keep more state than these functions know of.
 MERGEABLE = (
-    DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -31,11 +34,37 @@ MERGEABLE = (
 )
 
 
-def replicate(cache: Cache, rows: int) -> Cache:
-    """A new cache with `rows` copies of the single row of `cache`, which stays as it is."""
-    fresh = copy.deepcopy(cache)
-    fresh.reorder_cache(torch.zeros(rows, dtype=torch.long))
+def replicate(cache: Cache, rows: int, room: int = 0) -> Cache:
+    """A new cache with `rows` copies of the single row of `cache`, which stays as it is, and room for more tokens."""
+    fresh = copy.copy(cache)
+    fresh.layers = [_replicated(layer, rows, room) for layer in cache.layers]
     return fresh
+
+
+def _replicated(layer, rows, room):
+    if type(layer) is DynamicLayer:
+        return RowLayer(layer, rows, room)
+    layer = copy.deepcopy(layer)
+    layer.reorder_cache(torch.zeros(rows, dtype=torch.long))
+    return layer
+
+
+def join(cache: Cache, single: Cache, rows: int, room: int = 0) -> None:
+    """Add `rows` copies of the single row of `single` to a batch, in place; shorter rows are padded on the left."""
+    for index, layer in enumerate(cache.layers):
+        if isinstance(layer, RowLayer):
+            layer.join(single.layers[index], rows, room)
+            continue
+        if type(layer) not in MERGEABLE:
+            raise MisvoError(
+                f"this model's cache layer {type(layer).__name__} cannot hold several prompts at once: "
+                "steer one prompt at a time with rollouts no larger than max_rows."
+            )
+        layers = [layer, _replicated(single.layers[index], rows, room)]
+        if isinstance(layer, DynamicLayer):
+            _merge_attention(layers)
+        if isinstance(layer, LinearAttentionLayer):
+            _merge_states(layers)
 
 
 def select(cache: Cache, keep: torch.Tensor) -> None:
@@ -43,28 +72,12 @@ def select(cache: Cache, keep: torch.Tensor) -> None:
     cache.reorder_cache(keep)
 
 
-def merge(caches: list[Cache]) -> Cache:
-    """One batch of all rows, shorter rows padded on the left. The caches given are used up."""
-    first, *others = caches
-    if not others:
-        return first
-    for index, layer in enumerate(first.layers):
-        if type(layer) not in MERGEABLE:
-            raise MisvoError(
-                f"this model's cache layer {type(layer).__name__} cannot hold several prompts at once: "
-                "steer one prompt at a time with rollouts no larger than max_rows."
-            )
-        layers = [layer, *(other.layers[index] for other in others)]
-        if isinstance(layer, DynamicLayer):
-            _merge_attention(layers)
-        if isinstance(layer, LinearAttentionLayer):
-            _merge_states(layers)
-    return first
-
-
 def trim(cache: Cache, columns: int) -> None:
     """Drop the first `columns` columns, in place: padding that no row needs any more."""
     for layer in cache.layers:
+        if isinstance(layer, RowLayer):
+            layer.trim(columns)
+            continue
         if isinstance(layer, DynamicSlidingWindowLayer):
             layer.cumulative_length -= columns
             stored = min(layer.cumulative_length, layer.sliding_window - 1)

@@ -37,9 +37,9 @@ class Cost:
         """BᵀΣB c, (r, d) -> (r, d); `shift` is Wc (r, V) where the caller has it."""
         return torch.zeros_like(c)
 
-    def gradient(self, c: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
-        """∇ of the penalty; `shift` is Wc, None while c is zero."""
-        return torch.zeros_like(c) if shift is None else self.product(c, shift)
+    def gradient(self, c: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+        """∇ of the penalty."""
+        return self.product(c, shift) if c.any() else torch.zeros_like(c)
 
     def release(self) -> None:
         """Let go of what the next step collects anew."""
@@ -105,7 +105,7 @@ class SequenceKL(IterateFisher):
         super().observe(step, rollouts)
         self.suffix = self.tie.gather(suffix_term(self.head, rollouts, self.sampler))
 
-    def gradient(self, c, shift):
+    def gradient(self, c, shift=None):
         return super().gradient(c, shift) + self.suffix
 
 

@@ -2,10 +2,12 @@
 
 The engine reads like the loop that it is: admit waiting rows, turn hidden states into laws and laws into tokens,
 record what the methods need, let ended rows leave the batch, run the body on the rest. Per row and position it
-keeps d numbers (the expected head row), never V. What it deliberately leaves out: text, rewards and updates.
+keeps d numbers (the expected head row), never V; laws wait for their product with W until there are enough of them
+to make it worth while. What it deliberately leaves out: text, rewards and updates.
 """
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +15,9 @@ from dataclasses import dataclass, field
 import torch
 
 from misvo import cache as kv
-from misvo.head import centred, log_partition, softmax, token_kl
+from misvo.errors import MisvoError
+from misvo.head import Shift, centred, softmax, token_kl
+from misvo.laws import Laws
 from misvo.sampling import RandomStream, Sampler
 
 # (rollouts, position, hidden states of those rollouts (B, d)) -> vectors to add to them (B, d), or None for none
@@ -22,18 +26,19 @@ Intervention = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Request:
-    """K rollouts of one prompt. `shift` is Wu (T, V) shared by all of them, or `intervene` makes u as decoding goes."""
+    """K rollouts of one prompt. `shift` is Wu, shared by all of them, or `intervene` makes u as decoding goes."""
 
     prefix: "Prefix"  # noqa: F821 - misvo.policy.Prefix
     stream: RandomStream
     step: int
     rollouts: range
     max_new_tokens: int
-    shift: torch.Tensor | None = None  # (T, V)
+    shift: torch.Tensor | Shift | None = None  # T rows of (V,)
     intervene: Intervention | None = None
     keep_scores: bool = True  # the expected rows of the law sampled from: what a score needs
     keep_fisher: str | None = None  # mean law and untruncated expected rows of the "steered" or "reference" law
     pool: torch.Tensor | None = None  # (T, P) weights with which positions share mean laws; None: one law each
+    law_dtype: torch.dtype | None = None  # in which mean laws are kept where each position has its own; None: fp32
     keep_hidden: bool = False  # the hidden states themselves: what KL_ref needs
 
 
@@ -93,6 +98,11 @@ class Engine:
     _cache: object = None
     _hidden: torch.Tensor | None = None  # (B, d), the states that the next tokens are drawn from
     _depths: torch.Tensor | None = None  # (B,) tokens that each row has read; the deepest row has no padding
+    _finished: list = field(default_factory=list)
+    _laws: Laws = None
+
+    def __post_init__(self):
+        self._laws = Laws(self.policy.head)
 
     def submit(self, request: Request) -> Rollouts:
         """Queue a request; its rollouts fill while `advance` is called until it names them finished."""
@@ -117,21 +127,66 @@ class Engine:
     def busy(self) -> bool:
         return self.load > 0
 
-    @torch.no_grad()
     def advance(self) -> list[Rollouts]:
-        """One token for every row in flight; returns the rollouts that this token finished."""
-        started = time.perf_counter()
+        """One token for every row in flight; returns the rollouts that this token finished.
+
+        Where memory runs out, the requests in flight begin again with half as many rows at a time.
+        """
+        started, exhausted = time.perf_counter(), None
+        try:
+            segments = self._advance()
+        except RuntimeError as error:  # what is bound in its frames is let go when this block ends
+            if not _out_of_memory(error):
+                raise
+            exhausted = str(error)
+        if exhausted is not None:
+            self._begin_again(exhausted)
+            segments = []
+        elapsed, rows = time.perf_counter() - started, sum(len(segment.rows) for segment in segments)
+        for segment in segments:
+            segment.job.rollouts.seconds += elapsed * len(segment.rows) / rows
+        finished, self._finished = self._finished, []
+        return finished
+
+    @torch.no_grad()
+    def _advance(self):
+        """The loop's one turn; gives the segments that took part in it."""
         self._admit()
-        segments, counts = self._segments, [len(segment.rows) for segment in self._segments]
+        segments = self._segments
         tokens = self._sample()
         ended = self._ends(tokens)
         finished = self._retire(ended)
+        if finished:
+            self._laws.flush()
+            self._finished += finished
         if self._segments:
             self._step(tokens[~ended])
-        elapsed = time.perf_counter() - started
-        for segment, count in zip(segments, counts, strict=True):
-            segment.job.rollouts.seconds += elapsed * count / sum(counts)
-        return finished
+        return segments
+
+    def _begin_again(self, reason):
+        """Halve the rows and put every request in flight back to its beginning.
+
+        Random numbers have addresses, so the tokens will be the same.
+        """
+        rows = sum(len(segment.rows) for segment in self._segments)
+        if rows <= 1:
+            raise MisvoError(f"there is not enough memory to decode a single row of this prompt ({reason}).")
+        self.max_rows = rows // 2
+        warnings.warn(f"out of memory with {rows} rows at once: going on with {self.max_rows}.", stacklevel=3)
+        jobs = list({id(segment.job): segment.job for segment in self._segments}.values())
+        waiting = [segment for segment in self._waiting if all(segment.job is not job for job in jobs)]
+        for job in jobs:
+            job.unfinished = len(job.request.rollouts)
+            if job.rollouts.mean_probs is not None:
+                job.rollouts.mean_probs.zero_()
+            waiting.append(_Segment(job, torch.arange(job.unfinished)))
+        self._waiting = deque(
+            _Segment(segment.job, rows) for segment in waiting for rows in segment.rows.split(self.max_rows)
+        )
+        self._segments, self._cache, self._hidden, self._depths = [], None, None, None
+        self._laws = Laws(self.policy.head)
+        if self.policy.head.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _open(self, request):
         head, rows, length = self.policy.head, len(request.rollouts), request.max_new_tokens
@@ -148,7 +203,7 @@ class Engine:
             logprobs=zeros(rows, length),
             ref_logprobs=zeros(rows, length),
             score_rows=zeros(*state) if request.keep_scores else None,
-            mean_probs=zeros(laws, head.vocab_size) if request.keep_fisher else None,
+            mean_probs=zeros(laws, head.vocab_size, dtype=request.law_dtype or dtype) if request.keep_fisher else None,
             hidden=zeros(*state, dtype=head.weight.dtype) if request.keep_hidden else None,
         )
         if request.keep_fisher:  # where the score and the Fisher matrix speak of the same law, one buffer serves both
@@ -167,11 +222,11 @@ class Engine:
             self._waiting.popleft()
             prefix, count = segment.job.request.prefix, len(segment.rows)
             depth = torch.full((count,), prefix.length)
-            cache, hidden = kv.replicate(prefix.cache, count), prefix.hidden.expand(count, -1)
+            hidden, room = prefix.hidden.expand(count, -1), segment.job.request.max_new_tokens
             if not self._segments:
-                self._cache, self._hidden, self._depths = cache, hidden, depth
+                self._cache, self._hidden, self._depths = kv.replicate(prefix.cache, count, room), hidden, depth
             else:
-                self._cache = kv.merge([self._cache, cache])
+                kv.join(self._cache, prefix.cache, count, room)
                 self._hidden = torch.cat([self._hidden, hidden])
                 self._depths = torch.cat([self._depths, depth])
             self._segments = [*self._segments, segment]
@@ -185,73 +240,87 @@ class Engine:
 
     def _sample(self):
         """Draw the next token of every row, and hand each segment its part of what the laws say."""
-        head, sampler = self.policy.head, self.sampler
-        logits = centred(head.logits(self._hidden).div_(sampler.temperature))  # (B, V)
-        shift, record, reference = self._shifts(), {}, None
-        if shift is None:
-            probs, partition = softmax(logits)
-            reference, ref_partition = probs, partition
-        else:
-            if any(segment.job.request.keep_fisher == "reference" for segment in self._segments):
-                reference, ref_partition = softmax(logits)
-            else:
-                ref_partition = log_partition(logits)
-            logits += shift
-            probs, partition = softmax(logits)
-            record["kl"] = token_kl(ref_partition, partition, probs, shift)
+        head, sampler, rows = self.policy.head, self.sampler, len(self._hidden)
+        logits = head.logits(self._hidden)  # (B, V)
+        if sampler.temperature != 1.0:
+            logits.div_(sampler.temperature)
+        logits, probs = centred(logits), self._laws.space(rows)
+        shifts = [self._shift(segment, block) for segment, block in self._blocks()]
+        laws = [
+            self._law(segment, shift, logits[block], probs[block])
+            for shift, (segment, block) in zip(shifts, self._blocks(), strict=True)
+        ]
+        partition, ref_partition, kl = (torch.cat(values) for values in zip(*laws, strict=True))
         uniforms = torch.cat([s.job.uniforms[s.rows, s.position] for s in self._segments])
         tokens, kept = sampler.draw(probs, uniforms)
         chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
-        unshifted = chosen if shift is None else chosen - shift.gather(-1, tokens[:, None]).squeeze(-1)
-        record |= {
+        record = {
             "tokens": tokens,
+            "kl": kl,
             "logprobs": chosen - partition,
-            "ref_logprobs": unshifted - ref_partition,
+            "ref_logprobs": chosen - self._at(shifts, tokens) - ref_partition,
             "hidden": self._hidden,
         }
-        if any(segment.job.request.keep_scores for segment in self._segments):
-            record["score_rows"] = head.project(probs) if kept is None else head.project_sparse(kept)
+        if kept is not None and any(segment.job.request.keep_scores for segment in self._segments):
+            record["score_rows"] = head.project_sparse(kept)
+        wanted = []
         for segment, block in self._blocks():
-            law = reference if segment.job.request.keep_fisher == "reference" else probs
-            self._record(segment, {name: value[block] for name, value in record.items()}, law[block])
+            wanted += self._record(segment, block, record, probs[block], dense=kept is None)
+        self._laws.keep(wanted, rows)
         return tokens
 
-    def _record(self, segment, record, law):
+    def _law(self, segment, shift, logits, probs):
+        """Add a segment's shift to its logits and write its law to `probs`; gives A, A of the reference law, and KL."""
+        _, ref_partition = softmax(logits, out=probs)
+        if segment.job.request.keep_fisher == "reference":
+            self._keep_mean(segment, probs)
+            segment.job.rollouts.fisher_rows[segment.rows, segment.position] = self.policy.head.project(probs)
+        if shift is None:
+            return ref_partition, ref_partition, torch.zeros_like(ref_partition)
+        _, partition = softmax(logits.add_(shift), out=probs)
+        return partition, ref_partition, token_kl(ref_partition, partition, probs, shift)
+
+    def _at(self, shifts, tokens):
+        """How far the shifts moved the logits of the chosen tokens, (B,)."""
+        moved = torch.zeros(len(tokens), dtype=self.policy.head.dtype, device=tokens.device)
+        for shift, (_, block) in zip(shifts, self._blocks(), strict=True):
+            if shift is not None:
+                moved[block] = shift.expand(block.stop - block.start, -1).gather(-1, tokens[block, None]).squeeze(-1)
+        return moved
+
+    def _record(self, segment, block, record, law, dense):
+        """Write a segment's part of the record, and say which expected rows of its laws are still wanted, and where."""
         request, out, rows, t = segment.job.request, segment.job.rollouts, segment.rows, segment.position
         out.lengths[rows] = t + 1
-        if request.keep_fisher:
-            mean = law.sum(0) / len(request.rollouts)
-            pooled = {t: 1.0} if request.pool is None else dict(enumerate(request.pool[t].tolist()))
-            for index, weight in pooled.items():
-                if weight:
-                    out.mean_probs[index].add_(mean, alpha=weight)
-            if out.fisher_rows is not out.score_rows:
-                record["fisher_rows"] = self.policy.head.project(law)
         for name, value in record.items():
             buffer = getattr(out, name)
             if buffer is not None:
-                buffer[rows, t] = value.to(buffer.dtype)
+                buffer[rows, t] = value[block].to(buffer.dtype)
+        wanted = [out.score_rows] if request.keep_scores and dense else []
+        if request.keep_fisher == "steered":
+            self._keep_mean(segment, law)
+            if out.fisher_rows is not out.score_rows:
+                wanted.append(out.fisher_rows)
+        return [(block, target, (rows, t)) for target in wanted]
 
-    def _shifts(self):
-        """Wu/τ of every row, (B, V), or None while the whole batch samples from the reference policy."""
-        parts = [self._shift(segment, block) for segment, block in self._blocks()]
-        if all(part is None for part in parts):
-            return None
-        width = self.policy.head.vocab_size
-        blank = torch.zeros(width, dtype=self.policy.head.dtype, device=self.policy.head.device)
-        parts = [blank if part is None else part for part in parts]
-        rows = [part.expand(len(segment.rows), width) for part, segment in zip(parts, self._segments, strict=True)]
-        return torch.cat(rows).div_(self.sampler.temperature)
+    def _keep_mean(self, segment, law):
+        """Add the segment's share to p̄ of its position, or to the laws that positions pool."""
+        request, t = segment.job.request, segment.position
+        mean = law.sum(0).div_(len(request.rollouts))
+        pooled = {t: 1.0} if request.pool is None else dict(enumerate(request.pool[t].tolist()))
+        for index, weight in pooled.items():
+            if weight:
+                segment.job.rollouts.mean_probs[index].add_(mean, alpha=weight)
 
     def _shift(self, segment, block):
-        """Wu of a segment, (V,) when its rows share it, (B, V) when they do not, None for the reference policy."""
-        request, t = segment.job.request, segment.position
+        """Wu/τ of a segment, (V,) when its rows share it, (B, V) when they do not, None for the reference policy."""
+        request, t, shift = segment.job.request, segment.position, None
         if request.intervene is not None:
             vectors = request.intervene(segment.rows, t, self._hidden[block])
-            return None if vectors is None else self.policy.head.shift(vectors)
-        if request.shift is not None and t < len(request.shift):
-            return request.shift[t]
-        return None
+            shift = None if vectors is None else self.policy.head.shift(vectors)
+        elif request.shift is not None and t < len(request.shift):
+            shift = request.shift[t]
+        return shift if shift is None or self.sampler.temperature == 1.0 else shift / self.sampler.temperature
 
     def _ends(self, tokens):
         """Which rows have drawn their last token, (B,) bool on the host: the loop's one synchronisation."""
@@ -288,3 +357,7 @@ class Engine:
         """Run the body on the last token of every row that goes on."""
         self._hidden = self.policy.body_step(tokens, self._cache, self._depths)
         self._depths = self._depths + 1
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch.nn.functional import embedding_bag, linear
+from torch.nn.functional import embedding_bag
 
+from misvo.linear import linear
 from misvo.tie import Tie
 
 BLOCK_BYTES = 16 * 2**20  # working memory of one block of a chunked product
+GATHER_SHARE = 16  # gathering rows of W is quicker than multiplying where fewer than one in so many is wanted
 
 
 class Head:
@@ -38,7 +40,7 @@ class Head:
         """Wu for many vectors at once, (n, d) -> (n, V)."""
         u = u.to(self.device, self.dtype)
         if self.weight.dtype == self.dtype:
-            return self._scaled(u @ self.weight.T)
+            return self._scaled(linear(u, self.weight))
         out = torch.empty(len(u), self.vocab_size, dtype=self.dtype, device=self.device)
         for start, block in self._blocks():
             torch.matmul(u, block.T, out=out[:, start : start + len(block)])
@@ -47,21 +49,22 @@ class Head:
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """Wᵀx, (n, V) -> (n, d); of a token distribution p it is the expected head row m = Wᵀp."""
         if self.weight.dtype == self.dtype:
-            return self._scaled(x @ self.weight)
+            return self._scaled(linear(x, self.weight.T))
         out = torch.zeros(len(x), self.hidden_size, dtype=self.dtype, device=self.device)
         for start, block in self._blocks():
             out.addmm_(x[:, start : start + len(block)], block)
         return self._scaled(out)
 
-    def project_sparse(self, law) -> torch.Tensor:
-        """Wᵀp for a p that is `law.weights` (n, s) on `law.tokens` (n, s) and zero elsewhere; no tokens mean all."""
-        tokens, weights = law.tokens, law.weights
-        if tokens is None:
-            return self.project(weights)
-        if self.weight.dtype == self.dtype:
-            return self._scaled(embedding_bag(tokens, self.weight, mode="sum", per_sample_weights=weights))
-        rows = [w @ self.weight[t].to(self.dtype) for t, w in zip(tokens, weights, strict=True)]
-        return self._scaled(torch.stack(rows))
+    def project_sparse(self, x: torch.Tensor) -> torch.Tensor:
+        """Wᵀx as `project`, for an x that is mostly zeros: on a CPU, rows of W are gathered where it is not."""
+        if self.device.type != "cpu" or self.weight.dtype != self.dtype:
+            return self.project(x)
+        rows, tokens = x.nonzero(as_tuple=True)
+        if len(tokens) > x.numel() // GATHER_SHARE:
+            return self.project(x)
+        starts = torch.bincount(rows, minlength=len(x)).cumsum(0).roll(1)
+        starts[0] = 0
+        return self._scaled(embedding_bag(tokens, self.weight, starts, mode="sum", per_sample_weights=x[rows, tokens]))
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """W[y], (...) -> (..., d)."""
@@ -88,6 +91,35 @@ class Head:
             yield start, self.weight[start : start + size].to(self.dtype)
 
 
+class Shift:
+    """Wu of every position, a sequence of rows (V,) that are made as decoding comes to them.
+
+    All of them at once would be T×V numbers. Untied, a few positions are multiplied together; tied, W c of the free
+    vectors (r, V) serves all positions.
+    """
+
+    POSITIONS = 8  # made together: fewer would read W too often, more would take memory
+
+    def __init__(self, head: Head, c: torch.Tensor, tie: Tie | None = None):
+        self.head, self.free, self.tie = head, c, tie or Tie(len(c))
+        self.knots = None if self.tie.basis is None else head.shift(c)  # Wc (r, V)
+        self._made = {}  # block of positions -> (positions, V); two blocks, for rows that stand at two places
+
+    def __len__(self):
+        return self.tie.positions
+
+    def __getitem__(self, position: int) -> torch.Tensor:
+        if self.knots is not None:
+            return self.knots[0] if len(self.knots) == 1 else self.tie.basis[position].to(self.knots) @ self.knots
+        block, offset = divmod(position, self.POSITIONS)
+        if block not in self._made:
+            while len(self._made) > 1:
+                self._made.pop(next(iter(self._made)))
+            start = block * self.POSITIONS
+            self._made[block] = self.head.shift(self.free[start : start + self.POSITIONS])
+        return self._made[block][offset]
+
+
 @dataclass(frozen=True)
 class Fisher:
     """The averaged Fisher matrices of all positions, never formed: F̂_t = (1/K) Σ_i Wᵀ C_{p_i} W (eq:fisher-u).
@@ -96,6 +128,12 @@ class Fisher:
     `F̂_t u = Wᵀ(p̄_t ⊙ Wu) − (1/K) Σ_i m_i (m_i·u)`, divided by τ² at temperature τ. Rows that had ended are zero
     in both, and the average still divides by K, as the paper's estimator does. For tied vectors u = B c the product is
     BᵀF̂B c, and `mean_probs` holds the laws pooled as `tie.pool` says.
+
+    p̄ may be stored in bf16, at half the memory. Each entry is then off by a factor within 1 ± ε, ε = 2⁻⁸ for every time
+    that it was rounded. Untied, rows of W are taken relative to their mean m̄ under p̄, so the matrix that is multiplied
+    with is G̃ − B, where G = Σ_v p̄_v (w_v − m̄)(w_v − m̄)ᵀ is all variance, B that between rollouts, and F̂ = G − B. The
+    error of a quadratic form is Σ_v δ_v ((w_v − m̄)·u)² with |δ_v| ≤ ε p̄_v, so |uᵀ(F̃ − F̂)u| ≤ ε uᵀGu: a part of the
+    variance along u, whatever the size of u, of W or of the vocabulary.
     """
 
     head: Head
@@ -108,17 +146,34 @@ class Fisher:
         """The product with free vectors c, (r, d) -> (r, d). `shift` is Wc (r, V) where the caller has it already."""
         tie = self.tie or Tie(len(c))
         m, u = self.expected_rows, tie.spread(c)
+        if tie.basis is None:
+            return self._untied(u, shift) / self.temperature**2
         cross = torch.einsum("ktd,kt->td", m, torch.einsum("ktd,td->kt", m, u)) / len(m)
-        spread = self._spread(c, shift) if tie.basis is None else self._tied_spread(c, shift, tie.pairs)
-        return (spread - tie.gather(cross)) / self.temperature**2
+        return (self._tied_spread(c, shift, tie.pairs) - tie.gather(cross)) / self.temperature**2
 
-    def _spread(self, u, shift):
-        """Wᵀ(p̄_t ⊙ Wu_t) for every position, a few positions at a time."""
-        spread = torch.empty_like(u)
+    def _untied(self, u, shift):
+        """G̃u − Bu for every position, a few positions at a time."""
+        m, alive, centre = self.expected_rows, self._alive, self._centre
+        along = (centre * u).sum(-1, keepdim=True)  # m̄·u (T, 1)
+        between = torch.einsum("ktd,kt->td", m, torch.einsum("ktd,td->kt", m, u)) / len(m) - alive * along * centre
+        product = torch.empty_like(u)
         for block in position_blocks(len(u), self.head):
             logits = self.head.shift(u[block]) if shift is None else shift[block]
-            spread[block] = self.head.project(self.mean_probs[block] * logits)
-        return spread
+            weighted = (logits - along[block]).mul_(self.mean_probs[block])  # p̄_v (w_v − m̄)·u, (b, V)
+            # Their sum is zero but for the rounding of p̄; taking it off keeps the matrix symmetric.
+            product[block] = self.head.project(weighted) - weighted.sum(-1, keepdim=True) * centre[block]
+        return product - between
+
+    @cached_property
+    def _alive(self):
+        """The share of rows that have a law at each position, (T, 1)."""
+        count = len(self.expected_rows)
+        return self.mean_probs.sum(-1, keepdim=True, dtype=self.head.dtype).mul_(count).round_() / count
+
+    @cached_property
+    def _centre(self):
+        """m̄ = Wᵀp̄ of the rows that have a law, (T, d)."""
+        return self.expected_rows.mean(0) / self._alive.clamp(min=1 / len(self.expected_rows))
 
     def _tied_spread(self, c, shift, pairs):
         """Wᵀ Σ_k P_jk ⊙ Wc_k for every knot j, where P_jk is the law pooled for the pair."""
@@ -135,7 +190,7 @@ class Fisher:
         m, W = self.expected_rows, self.head.weight.to(self.head.dtype) * self.head.scale
         matrices = torch.einsum("ktd,kte->tde", m, m).div_(-len(m))
         for matrix, probs in zip(matrices, self.mean_probs, strict=True):
-            matrix.addmm_(W.T, probs[:, None] * W)
+            matrix.addmm_(W.T, probs[:, None].to(W) * W)
         return ExplicitFisher(matrices.div_(self.temperature**2))
 
 
@@ -160,30 +215,25 @@ def centred(logits: torch.Tensor) -> torch.Tensor:
     return logits.sub_(logits.amax(-1, keepdim=True))
 
 
-def softmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def softmax(logits: torch.Tensor, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities (n, V) and log-partition values A (n,) of logits (n, V).
 
-    The latter in fp64, so that the difference of two of them keeps its small digits.
+    A = z − log p at any token; at the most probable one neither is small, and in fp64 the difference of two A keeps
+    its small digits.
     """
-    weights, total, partition = _exponentials(logits)
-    return weights.div_(total), partition
+    probs = torch.softmax(logits, -1, out=out)
+    return probs, logits.amax(-1).double() - probs.amax(-1).double().log()
 
 
 def log_partition(logits: torch.Tensor) -> torch.Tensor:
     """A alone, for where the law itself is not wanted."""
-    return _exponentials(logits)[2]
-
-
-def _exponentials(logits):
-    top = logits.amax(-1, keepdim=True)
-    weights = (logits - top).exp_()
-    total = weights.sum(-1, keepdim=True)
-    return weights, total, (top.double() + total.double().log()).squeeze(-1)
+    return softmax(logits)[1]
 
 
 def token_kl(ref_partition, partition, probs, shift) -> torch.Tensor:
     """KL(π_u ‖ π_ref) = A(z) − A(z+δ) + ⟨π_u, δ⟩ of each row (eq:per-token-kl-exact), (n,) in fp64.
 
-    Clamped, because rounding may leave a zero slightly negative.
+    δ is (n, V) or (V,). Clamped, because rounding may leave a zero slightly negative.
     """
-    return (ref_partition - partition + torch.linalg.vecdot(probs, shift)).clamp_(min=0)
+    mean_shift = probs @ shift if shift.ndim == 1 else torch.linalg.vecdot(probs, shift)
+    return (ref_partition - partition + mean_shift).clamp_(min=0)

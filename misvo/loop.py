@@ -175,9 +175,9 @@ class _Run:
         self.steps_left = deque(range(self.settings.steps))
 
     def rows_that_fit(self):
-        """Rows in flight, given that each prompt also holds a mean law and a shift, both (T, V)."""
+        """Rows in flight, given that each prompt also holds a mean law (T, V)."""
         settings, head = self.settings, self.policy.head
-        shared = 2 * settings.max_new_tokens * head.vocab_size * head.dtype.itemsize / settings.rollouts
+        shared = settings.max_new_tokens * head.vocab_size * head.dtype.itemsize / settings.rollouts
         memory = settings.memory and parse_bytes(settings.memory)
         return self.policy.rows_that_fit(self.prefix, settings.max_new_tokens, extra=int(shared), memory=memory)
 

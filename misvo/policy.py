@@ -15,8 +15,10 @@ from misvo import embedded
 from misvo.cache import bytes_per_row
 from misvo.decoding import Engine, Request
 from misvo.errors import MisvoError
-from misvo.head import Head
+from misvo.head import Head, Shift
+from misvo.linear import pack
 from misvo.prompts import Prompt, render
+from misvo.rows import brings_masks
 from misvo.sampling import RandomStream, Sampler
 
 # Names under which configs keep a scalar on the logits, and what it multiplies them by.
@@ -77,6 +79,7 @@ class Policy:
             ) from error
         if device is not None:
             model = model.to(device)
+        pack(model.base_model)
         return cls(model.eval(), tokenizer, name=str(name))
 
     @property
@@ -113,13 +116,16 @@ class Policy:
 
     def body_step(self, tokens, cache, depths: torch.Tensor) -> torch.Tensor:
         """One more token for every row, (B,) -> (B, d); `depths` (B,) says how many tokens each row has read."""
-        pads = int(depths.max()) - depths
-        mask = None  # rows of one length need no mask, and attention is quicker without
+        pads, mask = int(depths.max()) - depths, None  # rows of one length need no mask
         if pads.any():
-            mask = (torch.arange(int(depths.max()) + 1) >= pads[:, None]).long().to(self.device)
+            mask = (torch.arange(int(depths.max()) + 1) >= pads[:, None]).to(self.device)
+        if brings_masks(self.config, cache):
+            for layer in cache.layers:
+                layer.mask = None if mask is None else mask[:, None, None]
+            mask = None
         output = self.body(
             input_ids=tokens.to(self.device)[:, None],
-            attention_mask=mask,
+            attention_mask=None if mask is None else mask.long(),
             position_ids=depths.to(self.device)[:, None],
             past_key_values=cache,
             use_cache=True,
@@ -133,7 +139,7 @@ class Policy:
         """
         memory = memory or _free_memory(self.head.device) // 2
         per_token, fixed = bytes_per_row(prefix.cache)
-        # A growing cache is copied as it grows, and sampling holds about four vocabulary-sized vectors a row.
+        # Some layers of a cache are copied as they grow, and sampling holds about four vocabulary-sized vectors a row.
         row = 2 * (per_token * (prefix.length + max_new_tokens) + fixed) + 16 * self.head.vocab_size + extra
         return max(1, min(256, int(memory / row)))
 
@@ -163,7 +169,7 @@ class Policy:
             step=0,
             rollouts=range(samples or 1),
             max_new_tokens=max_new_tokens,
-            shift=None if steering is None else self.head.shift(steering.at(max_new_tokens)),
+            shift=None if steering is None else Shift(self.head, steering.at(max_new_tokens)),
             keep_scores=False,
         )
         engine = Engine(self, self.rows_that_fit(prefix, max_new_tokens), Sampler(temperature, top_p))

@@ -35,44 +35,45 @@ class RandomStream:
         return np.random.Philox(key=self.key, counter=np.array([0, stream, step, rollout], dtype=np.uint64))
 
 
-@dataclass(frozen=True)
-class Nucleus:
-    """The law that top-p leaves, in the order of the vocabulary: (B, s) weights on `tokens` (B, s) while nuclei are
-    narrow, (B, V) weights and no tokens where one is so wide that nothing is gained by picking it out."""
-
-    tokens: torch.Tensor | None
-    weights: torch.Tensor  # renormalised; zero outside a row's nucleus
-
-    def draw(self, uniforms: torch.Tensor) -> torch.Tensor:
-        index = inverse_cdf(self.weights, uniforms)
-        return index if self.tokens is None else self.tokens.gather(-1, index[:, None]).squeeze(-1)
+STAGES = (128, 2048)  # on a CPU, how many of the most probable tokens are looked at before a row is sorted
 
 
-NARROW = 1024  # a nucleus of at most this many tokens is found without sorting the vocabulary
+def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The law that top-p leaves, (B, V), renormalised.
+
+    Every token is kept whose more probable tokens together hold less than `top_p`; ties stand or fall together.
+    """
+    kept = torch.where(probs >= _threshold(probs, top_p)[:, None], probs, 0.0)
+    return kept.div_(kept.sum(-1, keepdim=True))
 
 
-def nucleus(probs: torch.Tensor, top_p: float) -> Nucleus:
-    """Keep every token whose more probable tokens together hold less than `top_p`; ties stand or fall together."""
-    top, tokens = probs.topk(min(NARROW, probs.shape[-1]), dim=-1)  # (B, s), falling
-    least = _least_kept(top, top_p)
-    wide = (top[:, -1] >= least) & (top.shape[-1] < probs.shape[-1])  # the nucleus may go on beyond the top
-    for row in torch.nonzero(wide).squeeze(-1):
-        least[row] = _least_kept(probs[row : row + 1].sort(-1, descending=True).values, top_p)
-    if wide.any():
-        tokens, weights = None, torch.where(probs >= least[:, None], probs, 0.0)
-    else:
-        width = int((top >= least[:, None]).sum(-1).max())
-        order = tokens[:, :width].argsort(-1)  # ties have no order of their own; the vocabulary has one
-        tokens = tokens[:, :width].gather(-1, order)
-        weights = torch.where(top >= least[:, None], top, 0.0)[:, :width].gather(-1, order)
-    return Nucleus(tokens, weights.div_(weights.sum(-1, keepdim=True)))
+def _threshold(probs, top_p):
+    """The least probability that is kept, (B,). A GPU sorts quickly, and looking at rows one by one would stop it."""
+    if probs.device.type != "cpu":
+        return _least_kept(probs.sort(-1, descending=True).values, top_p)[0]
+    least, rows = probs.new_empty(len(probs)), torch.arange(len(probs))
+    for size in STAGES:
+        if size >= probs.shape[-1] or not len(rows):
+            break
+        least[rows], wide = _least_kept(probs[rows].topk(size, dim=-1).values, top_p)
+        rows = rows[wide]
+    # Tokens below (1 − top_p)/V hold less than 1 − top_p together, so none of them is needed.
+    floor = 0.99 * (1 - top_p) / probs.shape[-1]
+    for row in rows:
+        likely = probs[row][probs[row] > floor]
+        least[row] = _least_kept(likely.sort(descending=True).values[None], top_p)[0]
+    return least
 
 
 def _least_kept(falling, top_p):
-    """The smallest probability whose more probable tokens hold less than `top_p`, (B, s) falling -> (B,)."""
+    """The smallest probability whose more probable tokens hold less than `top_p`, (B, s) falling -> (B,).
+
+    And whether it is the last of them, so that tokens beyond these may have to stay too.
+    """
     before = falling.cumsum(-1, dtype=torch.float64) - falling
     count = (before < top_p).sum(-1, keepdim=True)
-    return falling.gather(-1, count - 1).squeeze(-1)
+    least = falling.gather(-1, count - 1).squeeze(-1)
+    return least, falling[:, -1] >= least
 
 
 def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -104,7 +105,7 @@ def _first_above(ends, target):
 
 @dataclass(frozen=True)
 class Sampler:
-    """Temperature and top-p, or the most probable token. `draw` gives tokens and, beside them, the nucleus."""
+    """Temperature and top-p, or the most probable token."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -114,12 +115,15 @@ class Sampler:
     def samples_whole_law(self) -> bool:
         return self.top_p == 1.0 and not self.greedy
 
-    def draw(self, probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, Nucleus | None]:
-        """Tokens (B,) from the untruncated law `probs` (B, V) at the sampler's temperature."""
+    def draw(self, probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Tokens (B,) from the untruncated law `probs` (B, V) at the sampler's temperature.
+
+        Beside them the law (B, V) that they were drawn from, where it is another one.
+        """
         if self.greedy:
             tokens = probs.argmax(-1)
-            return tokens, Nucleus(tokens[:, None], torch.ones_like(probs[:, :1]))
+            return tokens, torch.zeros_like(probs).scatter_(-1, tokens[:, None], 1.0)
         if self.top_p == 1.0:
             return inverse_cdf(probs, uniforms), None
         kept = nucleus(probs, self.top_p)
-        return kept.draw(uniforms), kept
+        return inverse_cdf(kept, uniforms), kept

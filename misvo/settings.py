@@ -69,6 +69,7 @@ class Settings:
     kl_ref: bool = False  # measure eq:kl-estimator on the first step's rollouts at the end
     max_rows: int | None = None  # rows decoded at once; None: as many as memory allows
     memory: str | None = None  # what decoding may take, such as "8GB"; None: half of what is free
+    law_dtype: str = "float32"  # or "bfloat16": mean laws at half the memory, see misvo.head.Fisher for the error
     explicit_fisher: bool = False  # frozen-fisher: form the T matrices of d×d instead of multiplying without them
     # what a user without patience for sweeps wants: see PRESETS
     tie: str = "position"  # how vectors depend on the position
@@ -102,6 +103,7 @@ class Settings:
         _one_of("cost", self.cost, COSTS)
         _one_of("tie", self.tie, TIES)
         _one_of("step", self.step, STEPS)
+        _one_of("law_dtype", self.law_dtype, ("float32", "bfloat16"))
         _one_of("select", self.select, ("best", "ordinary"))
         if self.select == "ordinary" and self.method == "aisp":
             raise MisvoError(

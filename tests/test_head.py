@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from misvo.head import Fisher, Head, centred, softmax, token_kl
-from misvo.sampling import Nucleus
 
 V, D, T, K = 37, 6, 4, 5
 
@@ -38,7 +37,9 @@ def test_products_match_fp64_in_every_precision(weight, dtype, scale, monkeypatc
     tokens = torch.randint(V, (T, 9))
     weights = torch.rand(T, 9)
     dense = torch.zeros(T, V, dtype=torch.float64).scatter_add_(1, tokens, weights.double())
-    torch.testing.assert_close(head.project_sparse(Nucleus(tokens, weights)).double(), dense @ W, rtol=1e-5, atol=1e-5)
+    for share in (1, V):  # gathered, and multiplied as usual
+        monkeypatch.setattr("misvo.head.GATHER_SHARE", share)
+        torch.testing.assert_close(head.project_sparse(dense.float()).double(), dense @ W, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(head.rows(tokens).double(), W[tokens], rtol=1e-6, atol=0)
 
 

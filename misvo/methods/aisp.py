@@ -29,15 +29,17 @@ class Aisp:
         return u if self.window == len(u) else torch.cat([u[: self.window], torch.zeros_like(u[self.window :])])
 
     def propose(self, step):
-        generators = [self.stream.generator(step, rollout) for rollout in range(self.settings.rollouts)]
+        generators = {rollout: self.stream.generator(step, rollout) for rollout in range(self.settings.rollouts)}
         tied = self.tie.basis is not None  # a few vectors for each response: drawn at once and kept
-        noise = torch.stack([self._draw(generator, self.tie.size) for generator in generators]) if tied else None
+        noise = torch.stack([self._draw(generators[k], self.tie.size) for k in generators]) if tied else None
 
         def intervene(rows, position, hidden):
             if position >= self.window:
                 return None
             if tied:
                 return torch.einsum("r,krd->kd", self.tie.basis[position].to(noise), self.free + noise[rows])
+            if position == 0:  # a row may begin again, see Engine
+                generators.update({row: self.stream.generator(step, row) for row in rows.tolist()})
             # A row asks for its positions in order, so its generator stands where this position begins.
             return self.free[position] + torch.cat([self._draw(generators[row], 1) for row in rows.tolist()])
 

@@ -9,8 +9,12 @@ import torch
 
 from misvo.budget import KLBudget
 from misvo.cost import COSTS, mean_score
+from misvo.head import Shift
 from misvo.steps import STEPS
 from misvo.tie import TIES
+
+# Laws that positions pool are few, and are added up position by position: rounding them would save nothing.
+LAW_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 class Misvo:
@@ -23,20 +27,19 @@ class Misvo:
         self.cost = COSTS[settings.cost](head, sampler, self.tie, settings.explicit_fisher)
         self.budget = settings.kl_budget and KLBudget(head, settings.kl_budget, settings.temperature)
         self.free = torch.zeros(self.tie.size, head.hidden_size, dtype=head.dtype, device=head.device)  # c (r, d)
-        self.shift = None  # Wc (r, V): sampling and the cost of one step share it
+        self.shift = None  # W(Bc), made as sampling comes to each position
 
     @property
     def vectors(self):
         return self.tie.spread(self.free)  # u (T, d)
 
     def propose(self, step):
-        self.shift = None  # let the old one go before the new one is made
-        if step > 0:
-            self.shift = self.head.shift(self.free)
+        self.shift = Shift(self.head, self.free, self.tie) if step > 0 else None
         return {
-            "shift": None if self.shift is None else self.tie.spread(self.shift),
+            "shift": self.shift,
             "keep_fisher": self.cost.needs_fisher(step),
             "pool": self.tie.pool,
+            "law_dtype": LAW_DTYPES[self.settings.law_dtype] if self.tie.pool is None else None,
             "keep_hidden": self.budget is not None,
         }
 
@@ -45,7 +48,7 @@ class Misvo:
         cost.observe(step, rollouts)
         gradient = reward_gradient(self.head, rollouts, rewards, settings.temperature, settings.standardize)
         gradient = self.tie.gather(gradient)
-        penalty = cost.gradient(self.free, self.shift)
+        penalty = cost.gradient(self.free, None if self.shift is None else self.shift.knots)
         moved = STEPS[settings.step](self.free, gradient, penalty, cost.product, settings)
         trace = {"gradient_norm": gradient.norm().item(), "penalty_norm": penalty.norm().item()}
         stiffness = settings.learning_rate * settings.penalty * _rayleigh(self.free, penalty)

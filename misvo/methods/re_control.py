@@ -21,10 +21,9 @@ class ReControl:
             if len(self.value.mean) != head.hidden_size or self.value.head not in (None, head.fingerprint):
                 raise MisvoError(f"the value network in {settings.value} was fitted for a model with another LM head.")
         self.starts_at_reference = self.collecting > 0
-        self.squares = 0.0  # Σ‖u‖² of the step under way
+        self.squares = torch.zeros(settings.rollouts, dtype=torch.float64)  # Σ‖u‖² of each response of the step
 
     def propose(self, step):
-        self.squares = 0.0
         if step < self.collecting:
             return {"keep_scores": False, "keep_hidden": True}
         return {"keep_scores": False, "intervene": self._climb}
@@ -39,14 +38,16 @@ class ReControl:
                 self.value.budget = {"responses": len(self.episodes)}
                 return {"phase": "fit", "value_loss": self.value.loss}
             return {"phase": "collect"}
-        return {"phase": "steer", "norm": (self.squares / len(rewards)) ** 0.5}
+        return {"phase": "steer", "norm": self.squares.mean().sqrt().item()}
 
     def intervention(self):
         return self._climb
 
     def _climb(self, rows, position, hidden):
         u = self.value.climb(hidden, self.settings.value_iterations, self.settings.value_step_size)
-        self.squares += u.double().square().sum().item()
+        if position == 0:  # a row may begin again, see Engine
+            self.squares[rows] = 0.0
+        self.squares[rows] += u.double().square().sum(-1).cpu()
         return u.to(self.head.dtype)
 
 

@@ -1,0 +1,72 @@
+"""What the benchmarks share: prompts, a model whose responses all have full length, clocks and memory marks."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+import torch
+
+import misvo
+from misvo.bench.environment import PeakMemory
+
+PROMPTS = [
+    f"{topic} I have tried a few things already and I would like to hear what you would do, step by step, and why."
+    for topic in (
+        "My flatmate plays the drums at night and I have an exam next week.",
+        "My sourdough bread comes out flat and dense every single time I bake it.",
+        "I want to start running but my knees hurt after the first kilometre.",
+        "The tomatoes on my balcony have yellow leaves and brown spots since last week.",
+        "My old laptop takes ten minutes to start and the fan is always loud.",
+        "I have to give a speech at my sister's wedding and I am terribly nervous.",
+        "Our team meetings take two hours and nobody remembers what was decided.",
+        "I would like to learn Spanish before a trip in three months from now.",
+    )
+]
+
+
+def load(name="smollm2-135m", **options):
+    """The embedded model, with ends of text ignored, so that all competitors do the same work."""
+    policy = misvo.Policy.from_pretrained(name, **options)
+    policy.eos_tokens = torch.tensor([], dtype=torch.long)
+    return policy
+
+
+def seconds(call):
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def peak_bytes(call):
+    """Peak resident memory of a call above what was held before it. Meant for a process that does nothing else."""
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    with PeakMemory(torch.device("cpu")) as peak:
+        call()
+    return peak.bytes - before
+
+
+def in_a_process_of_its_own(script, *arguments):
+    """The JSON that the last line of another run of a script prints: memory is measured in a fresh heap."""
+    command = [sys.executable, script, *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def spread(values):
+    return max(values) - min(values)
+
+
+def write_json(path, report):
+    if path:
+        threads = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        Path(path).write_text(json.dumps({**threads, **report}, indent=2) + "\n")
+
+
+__all__ = ["PROMPTS", "in_a_process_of_its_own", "load", "peak_bytes", "seconds", "spread", "statistics", "write_json"]

@@ -1,0 +1,66 @@
+"""Where memory runs out, decoding goes on with fewer rows and gives the same result."""
+
+import pytest
+import torch
+from conftest import letter_reward, make_policy
+
+import misvo
+
+SETTINGS = {"rollouts": 6, "steps": 3, "max_new_tokens": 8, "learning_rate": 0.3, "penalty": 0.5, "seed": 3}
+
+
+def short_of_memory(policy, rows, error, calls_before=0):
+    """Let the body fail when it is given more rows than `rows`, after a few calls that succeed."""
+    step, calls = policy.body_step, []
+
+    def limited(tokens, cache, depths):
+        calls.append(len(tokens))
+        if len(tokens) > rows and len(calls) > calls_before:
+            raise error
+        return step(tokens, cache, depths)
+
+    policy.body_step = limited
+    return calls
+
+
+ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu"])
+@pytest.mark.parametrize("options", [{}, {"tie": "shared"}, {"cost": "iterate-fisher"}, {"method": "aisp"}], ids=str)
+@pytest.mark.parametrize("calls_before", [0, 5])
+def test_the_result_is_the_same(error, options, calls_before):
+    whole = misvo.steer(make_policy("llama"), "a b c", letter_reward, **{**SETTINGS, **options})
+    policy = make_policy("llama")
+    calls = short_of_memory(policy, 2, error, calls_before)
+    with pytest.warns(UserWarning, match="out of memory"):
+        limited = misvo.steer(policy, "a b c", letter_reward, **{**SETTINGS, **options})
+    assert [c.tokens for c in limited.candidates] == [c.tokens for c in whole.candidates]
+    torch.testing.assert_close(limited.steering.vectors, whole.steering.vectors, rtol=1e-4, atol=1e-5)
+    assert max(calls[-5:]) <= 2  # it does not try again what failed
+
+
+def test_many_prompts_lose_nothing():
+    prompts = ["a b c", "q w e r t y", "m"]
+    whole = misvo.steer_many(make_policy("llama"), prompts, letter_reward, **SETTINGS)
+    policy = make_policy("llama")
+    short_of_memory(policy, 4, ERRORS[0], calls_before=7)
+    with pytest.warns(UserWarning, match="out of memory"):
+        limited = misvo.steer_many(policy, prompts, letter_reward, **SETTINGS)
+    for one, other in zip(whole, limited, strict=True):
+        assert [c.tokens for c in one.candidates] == [c.tokens for c in other.candidates]
+        torch.testing.assert_close(one.steering.vectors, other.steering.vectors, rtol=1e-4, atol=1e-5)
+
+
+def test_a_single_row_that_does_not_fit_is_an_error_of_one_sentence():
+    policy = make_policy("llama")
+    short_of_memory(policy, 0, ERRORS[0])
+    with pytest.warns(UserWarning), pytest.raises(misvo.MisvoError, match="a single row"):
+        misvo.steer(policy, "a b c", letter_reward, **SETTINGS)
+
+
+def test_other_errors_are_not_swallowed():
+    policy = make_policy("llama")
+    short_of_memory(policy, 0, RuntimeError("something else"))
+    with pytest.raises(RuntimeError, match="something else"):
+        misvo.steer(policy, "a b c", letter_reward, **SETTINGS)
