@@ -46,20 +46,21 @@ class KLBudget:
         places = torch.nonzero(rollouts.alive)  # (n, 2) rollout and position
         picks = torch.linspace(0, len(places) - 1, min(PREFIXES, len(places))).round().long()
         rows, positions = places[picks.to(places.device)].unbind(1)
-        logits = centred(self.head.logits(rollouts.hidden[rows, positions]).div_(self.temperature))
         shared = u.stride(0) == 0  # one vector for all positions: one shift for all prefixes
-        shift = self.head.shift(u[:1] if shared else u[positions]).div_(self.temperature)
-        shift = shift.expand_as(logits)
-        blocks = [slice(start, start + CHUNK) for start in range(0, len(logits), CHUNK)]
-        ref_partition = torch.cat([log_partition(logits[block]) for block in blocks])
+        common = self.head.shift(u[:1]).div_(self.temperature)[0] if shared else None
+        parts = []
+        for row, position in zip(rows.split(CHUNK), positions.split(CHUNK), strict=True):
+            logits = centred(self.head.logits(rollouts.hidden[row, position]).div_(self.temperature))
+            shift = common if shared else self.head.shift(u[position]).div_(self.temperature)
+            parts.append((logits, shift, log_partition(logits)))
         scale = self.excess * len(places) / (len(rollouts.tokens) * len(picks))
 
         def predict(factor):
             nats = 0.0
-            for block in blocks:
-                moved = factor * shift[block]
-                probs, partition = softmax(logits[block] + moved)
-                nats += token_kl(ref_partition[block], partition, probs, moved).sum().item()
+            for logits, shift, ref_partition in parts:
+                moved = factor * shift
+                probs, partition = softmax(logits + moved)
+                nats += token_kl(ref_partition, partition, probs, moved).sum().item()
             return scale * nats
 
         return predict

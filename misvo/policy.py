@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from misvo import embedded
+from misvo import embedded, linear
 from misvo.cache import bytes_per_row
 from misvo.decoding import Engine, Request
 from misvo.errors import MisvoError
 from misvo.head import Head, Shift
-from misvo.linear import pack
 from misvo.prompts import Prompt, render
 from misvo.rows import brings_masks
 from misvo.sampling import RandomStream, Sampler
@@ -60,9 +59,22 @@ class Policy:
 
     @classmethod
     def from_pretrained(
-        cls, name, *, dtype="auto", device=None, device_map=None, revision=None, trust_remote_code=False
+        cls,
+        name,
+        *,
+        dtype="auto",
+        device=None,
+        device_map=None,
+        revision=None,
+        trust_remote_code=False,
+        quantize=None,
+        compile=False,
     ) -> "Policy":
-        """Load an embedded model by its name, or any causal LM by Hugging Face id or folder."""
+        """Load an embedded model by its name, or any causal LM by Hugging Face id or folder.
+
+        `quantize="int8"` makes the linear layers of the body int8, on a CPU: another policy, close to the first one,
+        that sampling, scores, Fisher matrices and KLs all speak of. `compile=True` compiles the body.
+        """
         known = name in embedded.MODELS
         folder = embedded.model_folder(name) if known else name
         options = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -79,7 +91,12 @@ class Policy:
             ) from error
         if device is not None:
             model = model.to(device)
-        pack(model.base_model)
+        if quantize is not None:
+            linear.quantize(model.base_model, quantize)
+        elif not compile:  # a compiler makes its own choice of kernels
+            linear.pack(model.base_model)
+        if compile:
+            model.base_model.compile(dynamic=True)
         return cls(model.eval(), tokenizer, name=str(name))
 
     @property
