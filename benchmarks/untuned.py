@@ -41,6 +41,7 @@ def reading_ease(prompts, completions, **_):
     return scores
 
 
+reading_ease.scores_prefixes = True
 REWARDS = {"sentiment": "sentiment", "similarity": "similarity:cats and dogs", "reading ease": reading_ease}
 
 

@@ -11,7 +11,7 @@ import typer
 
 from misvo import __version__
 from misvo.errors import MisvoError, RewardError
-from misvo.settings import COSTS, METHODS, STEPS, TIES, Settings
+from misvo.settings import COSTS, CREDITS, METHODS, STEPS, TIES, Settings
 
 app = typer.Typer(
     help="Steer a frozen language model toward any reward at test time, and change it as little as possible.",
@@ -97,6 +97,12 @@ def steer(
         float | None, typer.Option(help="λ, instead of a budget. [paper: 1; aisp: 0.1]", rich_help_panel=MISVO)
     ] = None,
     step_nats: Annotated[float | None, typer.Option(help="Size of a natural step.", rich_help_panel=MISVO)] = None,
+    damping: Annotated[
+        float | None, typer.Option(help="Of a natural step: larger trusts fewer directions.", rich_help_panel=MISVO)
+    ] = None,
+    credit: Annotated[
+        str | None, typer.Option(help=f"What tokens earn: {', '.join(CREDITS)}.", rich_help_panel=MISVO)
+    ] = None,
     standardize: Annotated[
         bool, typer.Option("--standardize", help="Advantages in standard deviations.", rich_help_panel=MISVO)
     ] = False,
@@ -148,6 +154,15 @@ def steer(
         str | None,
         typer.Option(help="What decoding may take, such as 8GB. [default: half of what is free]", rich_help_panel=MORE),
     ] = None,
+    law_dtype: Annotated[
+        str, typer.Option(help="Mean laws of tie=position: float32, or bfloat16 at half of it.", rich_help_panel=MORE)
+    ] = Settings.law_dtype,
+    quantize: Annotated[
+        str | None, typer.Option(help="`int8`: quicker on a CPU, and another model.", rich_help_panel=MORE)
+    ] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the body; a minute once, then quicker.", rich_help_panel=MORE)
+    ] = False,
     save: Annotated[Path | None, typer.Option(help="Folder for the steering vectors and all responses.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Picture of the run: reward by generations, KL by position.")
@@ -182,6 +197,8 @@ def steer(
             device_map=device_map,
             revision=revision,
             trust_remote_code=trust_remote_code,
+            quantize=quantize,
+            compile=compile,
         )
     try:
         with view.Progress(settings) as progress:

@@ -55,6 +55,7 @@ class Rollouts:
     fisher_rows: torch.Tensor | None = None  # m of the untruncated law (K, T, d)
     mean_probs: torch.Tensor | None = None  # p̄ (T, V), or pooled over positions (P, V)
     hidden: torch.Tensor | None = None  # (K, T, d), in the model's precision
+    prefix_rewards: torch.Tensor | None = None  # (K, cuts), what the reward says of beginnings; see misvo.credit
     seconds: float = 0.0  # this request's share of the time that decoding took
 
     @property

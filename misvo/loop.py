@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from misvo import meter
+from misvo import credit, meter
 from misvo.decoding import Engine, Request, Rollouts
 from misvo.errors import MisvoError, RewardError
 from misvo.methods import METHODS
@@ -145,6 +145,8 @@ class _Scoring:
         started = time.perf_counter()
         try:
             rewards = score(self.reward, run.result.prompt, responses.texts, responses.tokens, columns)
+            if run.scores_prefixes(self.reward):
+                responses.rollouts.prefix_rewards = run.prefix_rewards(self.reward, responses, rewards, columns)
         except RewardError as error:
             error.result = run.result
             raise
@@ -203,6 +205,23 @@ class _Run:
         """What the rollouts of a step say."""
         tokens = rollouts.responses()
         return _Responses(self.step_of[id(rollouts)], rollouts, tokens, [self.policy.decode(row) for row in tokens])
+
+    def scores_prefixes(self, reward) -> bool:
+        """Whether the method wants to know what the reward says of the beginnings of responses, see misvo.credit."""
+        cheap = self.settings.credit == "cheap" and getattr(reward, "scores_prefixes", False)
+        return self.settings.method == "misvo" and (self.settings.credit == "prefix" or cheap)
+
+    def prefix_rewards(self, reward, responses, rewards, columns) -> torch.Tensor:
+        """The reward of every response at every cut, (K, cuts); behind its end, its own."""
+        places = credit.cuts(self.settings.max_new_tokens)
+        table = torch.tensor([[math.nan if value is None else value] * len(places) for value in rewards])
+        table = table.double()
+        cells = [(i, j) for i, row in enumerate(responses.tokens) for j, cut in enumerate(places) if cut < len(row)]
+        prefixes = [responses.tokens[i][: places[j]] for i, j in cells]
+        texts = [self.policy.decode(prefix) for prefix in prefixes]
+        for (i, j), value in zip(cells, score(reward, self.result.prompt, texts, prefixes, columns), strict=True):
+            table[i, j] = math.nan if value is None else value
+        return table
 
     def learn(self, responses, scored):
         """Let the method learn from a step's rewards; write and return the trace row."""

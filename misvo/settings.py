@@ -38,6 +38,12 @@ STEPS = {
 }
 DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1, "re-control": 0.0}
 
+CREDITS = {
+    "response": "every token of a response earns its whole reward: the paper",
+    "prefix": "tokens earn what they add to the score of a prefix: some 16 scores a response instead of one",
+    "cheap": "prefix where the reward declares `scores_prefixes`, response elsewhere",
+}
+
 # What `preset` stands for. Anything given beside it wins over it.
 PRESETS = {
     "paper": {},  # Algorithm 1 as printed
@@ -45,6 +51,7 @@ PRESETS = {
         "tie": "shared",
         "step": "natural",
         "standardize": True,
+        "credit": "cheap",
         "kl_budget": 8.0,
         "top_p": 0.95,
         "select": "ordinary",
@@ -75,6 +82,7 @@ class Settings:
     tie: str = "position"  # how vectors depend on the position
     step: str = "euler"  # how a gradient becomes a step
     standardize: bool = False  # advantages in standard deviations of the step's rewards
+    credit: str = "response"  # what a token earns: its response's reward, or a share of it; see CREDITS
     step_nats: float = 0.5  # natural: size of a step, ½ sᵀFs
     damping: float = 0.1  # natural: share of the direction's curvature that is added to F
     kl_budget: float | None = None  # nats per response that the sequence KL may reach; excludes `penalty`
@@ -103,6 +111,7 @@ class Settings:
         _one_of("cost", self.cost, COSTS)
         _one_of("tie", self.tie, TIES)
         _one_of("step", self.step, STEPS)
+        _one_of("credit", self.credit, CREDITS)
         _one_of("law_dtype", self.law_dtype, ("float32", "bfloat16"))
         _one_of("select", self.select, ("best", "ordinary"))
         if self.select == "ordinary" and self.method == "aisp":

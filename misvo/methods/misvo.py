@@ -9,6 +9,7 @@ import torch
 
 from misvo.budget import KLBudget
 from misvo.cost import COSTS, mean_score
+from misvo.credit import Critic
 from misvo.head import Shift
 from misvo.steps import STEPS
 from misvo.tie import TIES
@@ -27,6 +28,7 @@ class Misvo:
         self.cost = COSTS[settings.cost](head, sampler, self.tie, settings.explicit_fisher)
         self.budget = settings.kl_budget and KLBudget(head, settings.kl_budget, settings.temperature)
         self.free = torch.zeros(self.tie.size, head.hidden_size, dtype=head.dtype, device=head.device)  # c (r, d)
+        self.critic = Critic(settings.max_new_tokens)
         self.shift = None  # W(Bc), made as sampling comes to each position
 
     @property
@@ -46,8 +48,10 @@ class Misvo:
     def update(self, step, rollouts, rewards):
         settings, cost = self.settings, self.cost
         cost.observe(step, rollouts)
-        gradient = reward_gradient(self.head, rollouts, rewards, settings.temperature, settings.standardize)
-        gradient = self.tie.gather(gradient)
+        advantages = self._advantages(rollouts, rewards)
+        if settings.standardize and advantages.any():
+            advantages = advantages / rewards[~rewards.isnan()].std()
+        gradient = self.tie.gather(reward_gradient(self.head, rollouts, rewards, settings.temperature, advantages))
         penalty = cost.gradient(self.free, None if self.shift is None else self.shift.knots)
         moved = STEPS[settings.step](self.free, gradient, penalty, cost.product, settings)
         trace = {"gradient_norm": gradient.norm().item(), "penalty_norm": penalty.norm().item()}
@@ -63,9 +67,17 @@ class Misvo:
             factor = self.budget.shrink(rollouts, self.tie.spread(moved))
             moved = factor * moved
             trace |= {"kl_budget": self.budget.nats, "kl_predicted": self.budget.predicted, "shrunk": factor}
+        if rollouts.prefix_rewards is not None:
+            trace["credit"] = self.critic.explained
         self.free = moved
         cost.release()
         return trace
+
+    def _advantages(self, rollouts, rewards):
+        """What each token earned, (K, T), or each response where its prefixes were not scored, (K, 1)."""
+        if rollouts.prefix_rewards is None:
+            return leave_one_out(rewards)[:, None]
+        return self.critic.advantages(rollouts.prefix_rewards, rewards)
 
     def intervention(self):
         return self.vectors
@@ -81,16 +93,14 @@ def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
     return centred * count / (count - 1)  # R_i − (S − R_i)/(n − 1) = n/(n − 1) · (R_i − S/n)
 
 
-def reward_gradient(head, rollouts, rewards, temperature, standardize=False):
-    """g_t of eq:update, (T, d): each response's score, weighted by its advantage (in standard deviations if wished).
+def reward_gradient(head, rollouts, rewards, temperature, advantages=None):
+    """g_t of eq:update, (T, d): the score of each token, weighted by its response's advantage, or by its own (K, T).
 
     The score is that of the law the token was sampled from, and K counts the responses that were scored.
     """
+    advantages = leave_one_out(rewards)[:, None] if advantages is None else advantages
     scored = max(1, int((~rewards.isnan()).sum()))
-    advantages = leave_one_out(rewards) * len(rewards) / scored
-    if standardize and advantages.any():
-        advantages = advantages / rewards[~rewards.isnan()].std()
-    return mean_score(head, rollouts, advantages[:, None], temperature)
+    return mean_score(head, rollouts, advantages * len(rewards) / scored, temperature)
 
 
 def _rayleigh(u, product):

@@ -31,6 +31,10 @@ class Combined:
         self.parts = {name: as_reward(part) for name, part in parts.items()}
         self.weights = {name: float(weights.get(name, 1.0)) for name in parts}
 
+    @property
+    def scores_prefixes(self) -> bool:
+        return all(getattr(part, "scores_prefixes", False) for part in self.parts.values())
+
     def fresh(self) -> "Combined":
         return Combined(self.parts, self.weights)
 

@@ -1,7 +1,9 @@
 """The reward contract: adapt callables to it, call them, and refuse what is not a finite number or None.
 
-A reward that is made of others (`combine.py`) hands back `Scores`, a list that also carries the value of each part;
-the loop writes the means of the parts into the trace. How a spec becomes a reward is in `specs.py`.
+A reward may declare `scores_prefixes = True`: it is cheap enough to be asked about the beginnings of responses too, and
+makes sense of them (`misvo/credit.py`). A reward that is made of others (`combine.py`) hands back `Scores`, a list that
+also carries the value of each part; the loop writes the means of the parts into the trace. How a spec becomes a reward
+is in `specs.py`.
 """
 
 import inspect
@@ -60,6 +62,7 @@ class _PerText:
 
     def __init__(self, function, arity):
         self.function, self.arity = function, arity
+        self.scores_prefixes = getattr(function, "scores_prefixes", False)
 
     def __call__(self, prompts, completions, **_):
         texts = [as_text(completion) for completion in completions]

@@ -5,6 +5,8 @@ from misvo.prompts import as_text
 
 
 class Length:
+    scores_prefixes = True
+
     def __init__(self, words):
         try:
             self.words = int(words)

@@ -21,6 +21,8 @@ def _whole(name, value, least):
 class Overlength:
     """Minus the number of words beyond `words`: nothing is lost below it, one for every word above."""
 
+    scores_prefixes = True
+
     def __init__(self, words):
         self.words = _whole("overlength", words, 0)
 
@@ -34,6 +36,8 @@ class Repetition:
     Words are compared without case, and every punctuation mark is a word, so that a wall of `!!!!` repeats itself.
     A script without spaces counts as one word between marks.
     """
+
+    scores_prefixes = True
 
     def __init__(self, n=3):
         self.n = _whole("repetition", n, 1)

@@ -5,6 +5,8 @@ from misvo.prompts import as_text
 
 
 class Sentiment:
+    scores_prefixes = True
+
     def __init__(self):
         try:
             from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer

@@ -29,6 +29,8 @@ class SentenceEncoder:
 
 
 class Similarity:
+    scores_prefixes = True
+
     def __init__(self, text: str):
         self.encoder = SentenceEncoder()
         self.target = self.encoder([text])[0]
