@@ -20,23 +20,28 @@ CHUNK = 16  # and how many at a time
 @dataclass
 class KLBudget:
     head: Head
-    nats: float  # per response
+    nats: float  # per response, or per token of the step's mean length
     temperature: float = 1.0
+    per_token: bool = False
     excess: float = 1.0  # measured over predicted, learnt from the steps so far
     predicted: float | None = None
+    limit: float | None = None  # of the last step, per response
 
     def shrink(self, rollouts: Rollouts, u: torch.Tensor) -> float:
         """The largest factor α ≤ 1 for which the sequence KL of α·u is predicted to stay within the budget."""
         measured = rollouts.kl.sum().item() / len(rollouts.tokens)
         if self.predicted and measured > 0:
-            # Half-way to the newest ratio; never below 1, so that a lucky step does not loosen the budget.
-            self.excess = max(1.0, (self.excess + self.excess * measured / self.predicted) / 2)
+            # A step that went too far counts in full, one that stayed below only a little: KLs have heavy tails, and
+            # a budget that loosens at once swings between too much and too little. Never below 1.
+            ratio = measured / self.predicted
+            self.excess = max(1.0, self.excess * (ratio if ratio > 1 else ratio**0.25))
+        self.limit = self.nats * (rollouts.lengths.double().mean().item() if self.per_token else 1.0)
         predict = self._predictor(rollouts, u)
         low, high = 0.0, 1.0
-        if predict(1.0) > self.nats:
+        if predict(1.0) > self.limit:
             for _ in range(12):
                 middle = (low + high) / 2
-                low, high = (middle, high) if predict(middle) <= self.nats else (low, middle)
+                low, high = (middle, high) if predict(middle) <= self.limit else (low, middle)
             high = low
         self.predicted = predict(high)
         return high

@@ -73,6 +73,9 @@ def steer(
     kl_budget: Annotated[
         float | None, typer.Option(help="Nats per response that the model may move. [default: 8; paper: no limit]")
     ] = None,
+    kl_budget_per_token: Annotated[
+        float | None, typer.Option(help="The same in nats per token, in place of it.", rich_help_panel=MISVO)
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = Settings.temperature,
     top_p: Annotated[
         float | None, typer.Option(help="Keep the most probable tokens of this mass. [default: 0.95; paper: 1]")

@@ -52,6 +52,7 @@ PRESETS = {
         "step": "natural",
         "standardize": True,
         "credit": "cheap",
+        "step_nats": 1.0,
         "kl_budget": 8.0,
         "top_p": 0.95,
         "select": "ordinary",
@@ -86,6 +87,7 @@ class Settings:
     step_nats: float = 0.5  # natural: size of a step, ½ sᵀFs
     damping: float = 0.1  # natural: share of the direction's curvature that is added to F
     kl_budget: float | None = None  # nats per response that the sequence KL may reach; excludes `penalty`
+    kl_budget_per_token: float | None = None  # the same per token, times the mean length of a step's responses
     select: str = "best"  # which response is returned: the best, or the best of those that are ordinary
     # when to stop before the last step
     stop_reward: float | None = None
@@ -118,12 +120,15 @@ class Settings:
             raise MisvoError(
                 "select='ordinary' compares with the first step, which aisp does not take at the reference."
             )
-        if self.kl_budget is not None:
-            _real("kl_budget", self.kl_budget, lambda x: x > 0, "above 0")
+        budgets = [name for name in ("kl_budget", "kl_budget_per_token") if getattr(self, name) is not None]
+        for name in budgets:
+            _real(name, getattr(self, name), lambda x: x > 0, "above 0")
             if self.penalty:
-                raise MisvoError("penalty and kl_budget exclude each other: both hold the model back, so choose one.")
+                raise MisvoError(f"penalty and {name} exclude each other: both hold the model back, so choose one.")
+        if len(budgets) > 1:
+            raise MisvoError("kl_budget and kl_budget_per_token exclude each other: choose one.")
         if self.penalty is None:
-            object.__setattr__(self, "penalty", 0.0 if self.kl_budget else DEFAULT_PENALTY[self.method])
+            object.__setattr__(self, "penalty", 0.0 if budgets else DEFAULT_PENALTY[self.method])
         # A leave-one-out baseline needs another rollout to compare with.
         _whole("rollouts", self.rollouts, 1 if self.method == "best-of-n" else 2)
         _one_of("value_target", self.value_target, ("last", "first"))
@@ -176,8 +181,8 @@ class Settings:
         chosen = dict(PRESETS[preset])
         if options.get("method", cls.method) != "misvo":
             chosen = {name: value for name, value in chosen.items() if name == "top_p"}
-        if options.get("penalty") is not None:
-            chosen.pop("kl_budget", None)  # a penalty takes the budget's place
+        if options.get("penalty") is not None or options.get("kl_budget_per_token") is not None:
+            chosen.pop("kl_budget", None)  # they take the budget's place
         if options.get("cost") == "none":
             chosen.pop("step", None)  # without a metric there is no natural step
         return cls(**{**chosen, **options})

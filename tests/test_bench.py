@@ -129,7 +129,7 @@ def test_a_full_disk_ends_in_one_sentence_and_the_run_goes_on_later(world, tmp_p
 
 def test_ctrl_c_ends_cleanly(world, tmp_path):
     path = tmp_path / "tiny.toml"
-    path.write_text(to_toml(raw_config(world, methods=("misvo",), seeds=tuple(range(40)))))
+    path.write_text(to_toml(raw_config(world, methods=("misvo",), seeds=tuple(range(400)))))
     process = start_bench(path, tmp_path / "r")
     rows = tmp_path / "r" / "rows.jsonl"
     deadline = time.monotonic() + 90

@@ -122,7 +122,7 @@ def test_a_natural_step_spends_its_nats_in_the_natural_direction():
     assert torch.equal(natural(c, 0 * g, 0 * g, product, options), c)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(
     st.sampled_from(["proximal", "natural"]),
     st.floats(-6, 6),
@@ -258,3 +258,15 @@ def test_tied_noise_of_aisp(policy):
     vectors = result.steering.vectors
     assert (vectors == vectors[0]).all() and vectors.norm() > 0
     assert Tie(3).basis is None
+
+
+def test_a_budget_per_token_is_a_budget_per_response_of_that_length(policy):
+    options = {**AUTO, **QUICK, "steps": 5, "rollouts": 16, "step_nats": 2.0}
+    options.pop("kl_budget", None)
+    result = misvo.steer(policy, "a b c", letter_reward, **options, kl_budget_per_token=0.1)
+    for row in result.trace:
+        assert row["kl_budget"] == pytest.approx(0.1 * row["tokens"] / 16)
+        assert row["kl_predicted"] <= row["kl_budget"] + 1e-9
+    for wrong in ({"kl_budget": 3.0}, {"penalty": 1.0}):
+        with pytest.raises(misvo.MisvoError, match="exclude"):
+            misvo.Settings(kl_budget_per_token=0.1, **wrong)

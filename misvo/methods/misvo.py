@@ -26,7 +26,9 @@ class Misvo:
         self.head, self.settings = head, settings
         self.tie = TIES[settings.tie](settings.max_new_tokens)
         self.cost = COSTS[settings.cost](head, sampler, self.tie, settings.explicit_fisher)
-        self.budget = settings.kl_budget and KLBudget(head, settings.kl_budget, settings.temperature)
+        nats = settings.kl_budget or settings.kl_budget_per_token
+        per_token = settings.kl_budget is None
+        self.budget = nats and KLBudget(head, nats, settings.temperature, per_token)
         self.free = torch.zeros(self.tie.size, head.hidden_size, dtype=head.dtype, device=head.device)  # c (r, d)
         self.critic = Critic(settings.max_new_tokens)
         self.shift = None  # W(Bc), made as sampling comes to each position
@@ -66,7 +68,7 @@ class Misvo:
         elif self.budget is not None:
             factor = self.budget.shrink(rollouts, self.tie.spread(moved))
             moved = factor * moved
-            trace |= {"kl_budget": self.budget.nats, "kl_predicted": self.budget.predicted, "shrunk": factor}
+            trace |= {"kl_budget": self.budget.limit, "kl_predicted": self.budget.predicted, "shrunk": factor}
         if rollouts.prefix_rewards is not None:
             trace["credit"] = self.critic.explained
         self.free = moved
