@@ -48,7 +48,8 @@ REWARDS = {"sentiment": "sentiment", "similarity": "similarity:cats and dogs", "
 def run(arguments):
     policy = misvo.Policy.from_pretrained("smollm2-135m")
     prompts = [json.loads(line)["history"] for line in Path(arguments.data).read_text().splitlines()]
-    places = range(arguments.first, arguments.first + arguments.count)
+    short = [place for place, text in enumerate(prompts) if len(policy.encode(text)) <= arguments.longest]
+    places = [place for place in short if place >= arguments.first][: arguments.count]
     done = {(row["prompt"], row["method"], row["reward"]) for row in rows_of(arguments.out)}
     rewards = {name: as_reward(spec) for name, spec in REWARDS.items() if name in arguments.rewards}
     size = {"rollouts": arguments.rollouts, "steps": arguments.steps, "max_new_tokens": arguments.max_new_tokens}
@@ -153,6 +154,7 @@ def main():
     parser.add_argument("--data", help="JSON lines with a field `history`")
     parser.add_argument("--first", type=int, default=40)
     parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--longest", type=int, default=1000, help="leave out prompts of more tokens")
     parser.add_argument("--batch", type=int, default=4, help="prompts steered together")
     parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--steps", type=int, default=16)
