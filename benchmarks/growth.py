@@ -19,11 +19,11 @@ from misvo.footprint import Shape, steering_bytes
 
 BASE = {"T": 32, "K": 16, "N": 2, "prompts": 1, "V": 49_152}
 CURVES = {
-    "T": [16, 32, 64, 128],
-    "K": [4, 8, 16, 32],
+    "T": [16, 32, 64],
+    "K": [4, 8, 16],
     "N": [1, 2, 4],
     "prompts": [1, 2, 4],
-    "V": [32_768, 65_536, 131_072, 262_144],
+    "V": [32_768, 65_536, 131_072],
 }
 NAMES = {"T": "tokens", "K": "rollouts", "N": "steps", "prompts": "prompts", "V": "vocabulary"}
 

@@ -103,3 +103,15 @@ def test_a_loaded_model_steers_the_same_alone_and_with_others(tmp_path, options)
     start = len(ids[0]) - len(first.tokens)
     likely = [laws[start + i - 1, token].item() for i, token in enumerate(first.tokens)]
     assert sum(likely) / len(likely) == pytest.approx(first.ref_logprob, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_a_compiled_body_samples_the_same_tokens(tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    settings = {"rollouts": 4, "steps": 2, "max_new_tokens": 6, "learning_rate": 0.3}
+    plain, compiled = (misvo.Policy.from_pretrained(str(tmp_path), compile=flag) for flag in (False, True))
+    alone = misvo.steer(plain, "a b", letter_reward, **settings)
+    for prompts in (["a b"], ["a b", "q w e r t y"]):
+        other = misvo.steer_many(compiled, prompts, letter_reward, **settings)[0]
+        assert [c.tokens for c in other.candidates] == [c.tokens for c in alone.candidates]
