@@ -23,7 +23,7 @@ CURVES = {
     "K": [4, 8, 16],
     "N": [1, 2, 4],
     "prompts": [1, 2, 4],
-    "V": [32_768, 65_536, 131_072],
+    "V": [65_536, 131_072, 262_144],
 }
 NAMES = {"T": "tokens", "K": "rollouts", "N": "steps", "prompts": "prompts", "V": "vocabulary"}
 

@@ -1,5 +1,7 @@
 """What the benchmarks share: prompts, a model whose responses all have full length, clocks and memory marks."""
 
+import ctypes
+import gc
 import json
 import os
 import statistics
@@ -46,6 +48,8 @@ def seconds(call):
 
 def peak_bytes(call):
     """Peak resident memory of a call above what was held before it. Meant for a process that does nothing else."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed before the call must not hide what the call takes
     before = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     with PeakMemory(torch.device("cpu")) as peak:
         call()
