@@ -169,7 +169,7 @@ class Engine:
 
         Random numbers have addresses, so the tokens will be the same.
         """
-        rows = sum(len(segment.rows) for segment in self._segments)
+        rows = sum(len(segment.rows) for segment in self._segments or [self._waiting[0]])
         if rows <= 1:
             raise MisvoError(f"there is not enough memory to decode a single row of this prompt ({reason}).")
         self.max_rows = rows // 2
@@ -220,7 +220,6 @@ class Engine:
             segment = self._waiting[0]
             if self._segments and rows + len(segment.rows) > self.max_rows:
                 return
-            self._waiting.popleft()
             prefix, count = segment.job.request.prefix, len(segment.rows)
             depth = torch.full((count,), prefix.length)
             hidden, room = prefix.hidden.expand(count, -1), segment.job.request.max_new_tokens
@@ -231,6 +230,7 @@ class Engine:
                 self._hidden = torch.cat([self._hidden, hidden])
                 self._depths = torch.cat([self._depths, depth])
             self._segments = [*self._segments, segment]
+            self._waiting.popleft()  # last, so that a segment for which there was no memory still waits
 
     def _blocks(self):
         """Each segment with the slice of the batch that it occupies."""

@@ -5,6 +5,7 @@ import torch
 from conftest import letter_reward, make_policy
 
 import misvo
+from misvo import cache as kv
 
 SETTINGS = {"rollouts": 6, "steps": 3, "max_new_tokens": 8, "learning_rate": 0.3, "penalty": 0.5, "seed": 3}
 
@@ -64,3 +65,21 @@ def test_other_errors_are_not_swallowed():
     short_of_memory(policy, 0, RuntimeError("something else"))
     with pytest.raises(RuntimeError, match="something else"):
         misvo.steer(policy, "a b c", letter_reward, **SETTINGS)
+
+
+@pytest.mark.parametrize("operation", ["replicate", "join"])
+def test_rows_for_which_there_was_no_room_are_not_lost(monkeypatch, operation):
+    prompts = ["a b c", "q w e r t y", "m"]
+    whole = misvo.steer_many(make_policy("llama"), prompts, letter_reward, **SETTINGS)
+    original, failures = getattr(kv, operation), [ERRORS[0]]
+
+    def limited(*arguments):
+        if failures:
+            raise failures.pop()
+        return original(*arguments)
+
+    monkeypatch.setattr(kv, operation, limited)
+    with pytest.warns(UserWarning, match="out of memory"):
+        limited = misvo.steer_many(make_policy("llama"), prompts, letter_reward, **SETTINGS)
+    for one, other in zip(whole, limited, strict=True):
+        assert [c.tokens for c in one.candidates] == [c.tokens for c in other.candidates]
