@@ -6,7 +6,8 @@ full and sliding attention and on convolution or recurrent states (LFM2 and othe
 throughout because it is the one batch operation that all of these layers have.
 
 Full attention, the common case, gets a layer of its own (`misvo.rows.RowLayer`) that writes each token in place, where
-the layers of transformers copy all that they hold for every token.
+the layers of transformers copy all that they hold for every token. A cache of nothing else also need not close ranks
+when rows leave: the last rows take the empty places, and `slots` says where each row of the batch is.
 """
 
 import copy
@@ -38,6 +39,7 @@ def replicate(cache: Cache, rows: int, room: int = 0) -> Cache:
     """A new cache with `rows` copies of the single row of `cache`, which stays as it is, and room for more tokens."""
     fresh = copy.copy(cache)
     fresh.layers = [_replicated(layer, rows, room) for layer in cache.layers]
+    fresh.slots = torch.arange(rows) if {type(layer) for layer in fresh.layers} == {RowLayer} else None
     return fresh
 
 
@@ -51,6 +53,8 @@ def _replicated(layer, rows, room):
 
 def join(cache: Cache, single: Cache, rows: int, room: int = 0) -> None:
     """Add `rows` copies of the single row of `single` to a batch, in place; shorter rows are padded on the left."""
+    if cache.slots is not None:
+        cache.slots = torch.cat([cache.slots, len(cache.slots) + torch.arange(rows)])
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, RowLayer):
             layer.join(single.layers[index], rows, room)
@@ -68,8 +72,18 @@ def join(cache: Cache, single: Cache, rows: int, room: int = 0) -> None:
 
 
 def select(cache: Cache, keep: torch.Tensor) -> None:
-    """Keep only the rows `keep`, in place."""
-    cache.reorder_cache(keep)
+    """Keep only the rows `keep`, in place: of full attention, at most as many rows are moved as have left."""
+    if cache.slots is None:
+        cache.reorder_cache(keep)
+        return
+    slots, count = cache.slots[keep], len(keep)
+    movers = slots >= count
+    taken = torch.zeros(count, dtype=torch.bool)
+    taken[slots[~movers]] = True
+    holes = torch.nonzero(~taken).squeeze(-1)
+    for layer in cache.layers:
+        layer.move(slots[movers], holes, count)
+    cache.slots = slots.masked_scatter(movers, holes)
 
 
 def trim(cache: Cache, columns: int) -> None:

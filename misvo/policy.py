@@ -133,6 +133,10 @@ class Policy:
 
     def body_step(self, tokens, cache, depths: torch.Tensor) -> torch.Tensor:
         """One more token for every row, (B,) -> (B, d); `depths` (B,) says how many tokens each row has read."""
+        if cache.slots is not None:  # rows stand in the cache in an order of its own
+            order = torch.empty_like(cache.slots)
+            order[cache.slots] = torch.arange(len(order))
+            tokens, depths = tokens[order.to(tokens.device)], depths[order]
         pads, mask = int(depths.max()) - depths, None  # rows of one length need no mask
         if pads.any():
             mask = (torch.arange(int(depths.max()) + 1) >= pads[:, None]).to(self.device)
@@ -147,7 +151,8 @@ class Policy:
             past_key_values=cache,
             use_cache=True,
         )
-        return output.last_hidden_state[:, -1].to(self.head.device)
+        hidden = output.last_hidden_state[:, -1].to(self.head.device)
+        return hidden if cache.slots is None else hidden[cache.slots.to(hidden.device)]
 
     def rows_that_fit(self, prefix: Prefix, max_new_tokens: int, extra: int = 0, memory: int | None = None) -> int:
         """How many rows may decode at once within `memory` bytes, or half of what is free now (at most 256).

@@ -40,7 +40,7 @@ class RowLayer(DynamicLayer):
         """Add `rows` copies of a single row, aligned at the right end."""
         length, width = single.keys.shape[-2], self.end - self.start
         deeper = max(0, length - width)
-        self._reserve(self.count + rows, left=deeper, right=room)
+        self._reserve(self.count + rows, left=deeper, right=1, room=room)
         old, new = slice(0, self.count), slice(self.count, self.count + rows)
         for buffer, states in zip(self.buffers, (single.keys, single.values), strict=True):
             buffer[old, :, self.start - deeper : self.start] = 0  # padding must be finite, even where nobody looks
@@ -56,6 +56,13 @@ class RowLayer(DynamicLayer):
         self.count = len(beam_idx)
         self._look()
 
+    def move(self, sources: torch.Tensor, targets: torch.Tensor, count: int) -> None:
+        """Put some rows in the place of others, and keep the first `count`."""
+        for states in (self.keys, self.values):
+            states[targets.to(states.device)] = states[sources.to(states.device)]
+        self.count = count
+        self._look()
+
     def trim(self, columns: int) -> None:
         """Forget the first columns."""
         self.start += columns
@@ -64,12 +71,15 @@ class RowLayer(DynamicLayer):
     def _look(self):
         self.keys, self.values = (buffer[: self.count, :, self.start : self.end] for buffer in self.buffers)
 
-    def _reserve(self, rows, left, right):
-        """Make sure that there are so many rows, and so many free columns on either side of the live ones."""
+    def _reserve(self, rows, left, right, room=0):
+        """Make sure that there are so many rows, and so many free columns on either side of the live ones.
+
+        Where that takes a move, it makes `room` on the right, so that the next one is far.
+        """
         held, _, columns, _ = self.buffers[0].shape
         if rows <= held and left <= self.start and self.end + right <= columns:
             return
-        width = self.end - self.start
+        width, right = self.end - self.start, max(right, room)
         needed = left + width + right
         roomy = needed + needed // 8 <= columns  # moving to the left end frees enough to be worth the copy
         for index, buffer in enumerate(self.buffers):

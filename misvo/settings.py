@@ -35,6 +35,7 @@ STEPS = {
     "euler": "the paper's explicit step",
     "proximal": "implicit in the penalty, stable for every learning rate",
     "natural": "a fixed number of nats in the Fisher metric",
+    "dual": "the natural direction of all gradients so far, further with every step",
 }
 DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1, "re-control": 0.0}
 
@@ -82,10 +83,10 @@ class Settings:
     # what a user without patience for sweeps wants: see PRESETS
     tie: str = "position"  # how vectors depend on the position
     step: str = "euler"  # how a gradient becomes a step
-    standardize: bool = False  # advantages in standard deviations of the step's rewards
+    standardize: bool = False  # advantages in standard deviations of rewards within the steps so far
     credit: str = "response"  # what a token earns: its response's reward, or a share of it; see CREDITS
-    step_nats: float = 0.5  # natural: size of a step, ½ sᵀFs
-    damping: float = 0.1  # natural: share of the direction's curvature that is added to F
+    step_nats: float = 0.5  # natural, dual: size of a step, ½ sᵀFs
+    damping: float = 0.1  # natural, dual: share of the direction's curvature that is added to F
     kl_budget: float | None = None  # nats per response that the sequence KL may reach; excludes `penalty`
     kl_budget_per_token: float | None = None  # the same per token, times the mean length of a step's responses
     select: str = "best"  # which response is returned: the best, or the best of those that are ordinary
@@ -151,8 +152,8 @@ class Settings:
         for name in ("stop_reward", "seconds_budget"):
             if getattr(self, name) is not None:
                 _real(name, getattr(self, name), lambda x: True, "that is finite")
-        if self.step == "natural" and self.cost == "none":
-            raise MisvoError("a natural step needs a metric: choose a Fisher cost, not 'none'.")
+        if self.step in ("natural", "dual") and self.cost == "none":
+            raise MisvoError(f"a {self.step} step needs a metric: choose a Fisher cost, not 'none'.")
         if self.explicit_fisher and self.tie != "position":
             raise MisvoError("explicit_fisher forms a matrix for each position, so it goes with tie='position' only.")
         if self.target_ess is not None:

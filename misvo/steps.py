@@ -2,7 +2,8 @@
 
 `euler` is the paper's explicit step, stable only while η·λ·‖F‖ < 2. `proximal` is implicit in the penalty and stable
 for every η. `natural` climbs in the Fisher metric and always moves a fixed number of nats, so that neither the unit of
-the reward nor the scale of the head is left in it.
+the reward nor the scale of the head is left in it. `dual` goes where the gradients of all steps so far point: most of a
+single step's gradient is noise, and their sum has less of it.
 """
 
 from collections.abc import Callable
@@ -31,16 +32,37 @@ def natural(c, reward_gradient, penalty_gradient, fisher: Product, settings):
     The damping δ is a share of the direction's own curvature gᵀFg/gᵀg, so that it has the unit of F.
     """
     direction = reward_gradient - settings.penalty * penalty_gradient
+    return c + natural_vectors(direction, fisher, settings.damping, settings.step_nats)
+
+
+class Dual:
+    """(F + δI)⁻¹ Σ_s (g_s − λ∇cost_s) over all steps s so far, scaled to `step_nats` for each of them.
+
+    Dual averaging: where `natural` adds steps to each other, each as noisy as its own gradient, this adds gradients.
+    """
+
+    def __init__(self):
+        self.gathered, self.steps = 0.0, 0
+
+    def __call__(self, c, reward_gradient, penalty_gradient, fisher: Product, settings):
+        self.gathered = self.gathered + reward_gradient - settings.penalty * penalty_gradient
+        self.steps += 1
+        return natural_vectors(self.gathered, fisher, settings.damping, settings.step_nats * self.steps)
+
+
+def natural_vectors(direction, fisher: Product, share: float, nats: float):
+    """s with (F + δI) s ∝ direction and ½ sᵀFs = nats."""
     square = direction.square().sum()
     if not square > 0:
-        return c
-    damping = settings.damping * (direction * fisher(direction)).sum() / square
+        return torch.zeros_like(direction)
+    damping = share * (direction * fisher(direction)).sum() / square
     step = conjugate_gradients(lambda x: fisher(x) + damping * x, direction)
-    nats = 0.5 * (step * fisher(step)).sum()
-    return c + step * torch.sqrt(settings.step_nats / nats.clamp(min=1e-30))
+    own = 0.5 * (step * fisher(step)).sum()
+    return step * torch.sqrt(nats / own.clamp(min=1e-30))
 
 
-STEPS = {"euler": euler, "proximal": proximal, "natural": natural}
+# What makes the step of a run: a step that remembers is made anew for each.
+STEPS = {"euler": lambda: euler, "proximal": lambda: proximal, "natural": lambda: natural, "dual": Dual}
 
 
 def conjugate_gradients(product: Product, target, iterations: int = 20, tolerance: float = 1e-3):

@@ -102,3 +102,34 @@ def test_padded_rows_see_what_they_would_see_alone():
             ids = torch.tensor([[*prefix.tokens, 4]])
             alone = policy.body(input_ids=ids, past_key_values=DynamicCache()).last_hidden_state[:, -1]
             torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_when_rows_leave_no_more_rows_are_moved_than_have_left():
+    policy = make_policy("llama")
+    prompts = [[5, 6, 7], [9, 10, 11, 12, 13, 14]]
+    prefixes = [policy.prefill(tokens, 8) for tokens in prompts]
+    cache = kv.replicate(prefixes[0].cache, 5, 8)
+    kv.join(cache, prefixes[1].cache, 3, 8)
+    texts = [list(prompts[0]) for _ in range(5)] + [list(prompts[1]) for _ in range(3)]
+    first = cache.layers[0].keys.clone()
+
+    def read(tokens):
+        depths = torch.tensor([len(text) for text in texts])
+        with torch.no_grad():
+            hidden = policy.body_step(torch.tensor(tokens), cache, depths)
+            for text, token in zip(texts, tokens, strict=True):
+                text.append(token)
+            alone = [policy.body(input_ids=torch.tensor([text])).last_hidden_state[0, -1] for text in texts]
+        torch.testing.assert_close(hidden, torch.stack(alone), rtol=1e-4, atol=1e-5)
+
+    kv.select(cache, torch.tensor([1, 2, 4, 6, 7]))
+    texts = [texts[row] for row in (1, 2, 4, 6, 7)]
+    stayed = (cache.layers[0].keys == first[:5]).flatten(1).all(1)
+    assert stayed.sum() == 3  # rows 1, 2 and 4; the last two took the places of 0 and 3
+    read([20, 21, 22, 23, 24])
+    kv.join(cache, prefixes[0].cache, 2, 8)  # and the ranks fill up behind them
+    texts += [list(prompts[0]) for _ in range(2)]
+    read([30, 31, 32, 33, 34, 35, 36])
+    kv.select(cache, torch.tensor([0, 3, 5]))
+    texts = [texts[row] for row in (0, 3, 5)]
+    read([40, 41, 42])

@@ -11,7 +11,7 @@ import misvo
 import misvo.result
 from misvo.head import Fisher, Head
 from misvo.settings import Settings
-from misvo.steps import conjugate_gradients, natural, proximal
+from misvo.steps import Dual, conjugate_gradients, natural, proximal
 from misvo.tie import TIES, Tie
 
 T, D, V, K = 11, 4, 23, 5
@@ -122,9 +122,24 @@ def test_a_natural_step_spends_its_nats_in_the_natural_direction():
     assert torch.equal(natural(c, 0 * g, 0 * g, product, options), c)
 
 
+def test_a_dual_step_follows_the_sum_of_all_gradients():
+    F, c, first, product = dense_problem()
+    options, none = Settings(step="dual", step_nats=0.3, damping=0.1, penalty=0.5), torch.zeros_like(first)
+    second, cost = dense_problem(5)[1:3]
+    step = Dual()
+    assert torch.equal(step(c, none, none, product, options), none)  # nothing was learnt yet
+    step(c, first, none, product, options)
+    moved = step(c, second, cost, product, options)
+    assert (0.5 * (moved * product(moved)).sum()).item() == pytest.approx(3 * 0.3, rel=1e-6)
+    total = first + second - 0.5 * cost
+    damping = 0.1 * (total @ F @ total.T).item() / total.square().sum().item()
+    ideal = torch.linalg.solve(F + damping * torch.eye(D), total[0])
+    assert torch.cosine_similarity(moved[0], ideal, dim=0) > 0.999
+
+
 @settings(max_examples=1000, deadline=None)
 @given(
-    st.sampled_from(["proximal", "natural"]),
+    st.sampled_from(["proximal", "natural", "dual"]),
     st.floats(-6, 6),
     st.floats(-6, 6),
     st.floats(-6, 6),
@@ -136,12 +151,14 @@ def test_no_setting_diverges(step, rate, penalty, scale, seed):
     options = Settings(step=step, learning_rate=10**rate, penalty=10**penalty)
     generator = torch.Generator().manual_seed(seed)
     c = torch.zeros_like(c)
-    move = {"proximal": proximal, "natural": natural}[step]
+    move = {"proximal": proximal, "natural": natural, "dual": Dual()}[step]
     for _ in range(40):
         gradient = 10**scale * torch.randn(1, D, generator=generator, dtype=torch.float64)
         c = move(c, gradient, product(c), product, options)
     assert torch.isfinite(c).all()
-    if step == "natural":  # forty steps of half a nat: at most the length of their sum in the Fisher norm
+    if step == "dual":
+        assert 0.5 * (c * product(c)).sum() <= 40 * 0.5 * 1.01
+    elif step == "natural":  # forty steps of half a nat: at most the length of their sum in the Fisher norm
         assert 0.5 * (c * product(c)).sum() <= 40**2 * 0.5 * 1.01
     else:  # bounded by what the gradients alone add up to
         assert c.norm() <= 40 * 10**rate * 10**scale * 8
@@ -165,9 +182,10 @@ def test_the_reward_has_no_unit_left(policy):
         assert [c.tokens for c in other.candidates] == [c.tokens for c in plain.candidates]
 
 
+@pytest.mark.parametrize("step", ["natural", "dual"])
 @pytest.mark.parametrize("tie", ["position", "shared", "smooth"])
-def test_the_budget_holds_on_the_measured_kl(policy, tie):
-    options = {**AUTO, **QUICK, "tie": tie, "steps": 8, "rollouts": 16, "step_nats": 2.0}
+def test_the_budget_holds_on_the_measured_kl(policy, tie, step):
+    options = {**AUTO, **QUICK, "tie": tie, "step": step, "steps": 8, "rollouts": 16, "step_nats": 2.0}
     free = misvo.steer(policy, "a b c", letter_reward, **options, penalty=0.0)
     held = misvo.steer(policy, "a b c", letter_reward, **options, kl_budget=3.0)
     assert max(row["kl"] for row in free.trace) > 6  # without it the run would have gone further

@@ -5,6 +5,8 @@ all positions from the same iterate) are `update`. The paper's own choices are t
 others the same gradient moves the free vectors c of a tied u = B c, or moves them differently.
 """
 
+import math
+
 import torch
 
 from misvo.budget import KLBudget
@@ -31,6 +33,8 @@ class Misvo:
         self.budget = nats and KLBudget(head, nats, settings.temperature, per_token)
         self.free = torch.zeros(self.tie.size, head.hidden_size, dtype=head.dtype, device=head.device)  # c (r, d)
         self.critic = Critic(settings.max_new_tokens)
+        self.step = STEPS[settings.step]()
+        self.spreads = []  # variances of the rewards of the steps so far
         self.shift = None  # W(Bc), made as sampling comes to each position
 
     @property
@@ -52,10 +56,11 @@ class Misvo:
         cost.observe(step, rollouts)
         advantages = self._advantages(rollouts, rewards)
         if settings.standardize and advantages.any():
-            advantages = advantages / rewards[~rewards.isnan()].std()
+            self.spreads.append(rewards[~rewards.isnan()].var().item())
+            advantages = advantages / math.sqrt(sum(self.spreads) / len(self.spreads))
         gradient = self.tie.gather(reward_gradient(self.head, rollouts, rewards, settings.temperature, advantages))
         penalty = cost.gradient(self.free, None if self.shift is None else self.shift.knots)
-        moved = STEPS[settings.step](self.free, gradient, penalty, cost.product, settings)
+        moved = self.step(self.free, gradient, penalty, cost.product, settings)
         trace = {"gradient_norm": gradient.norm().item(), "penalty_norm": penalty.norm().item()}
         stiffness = settings.learning_rate * settings.penalty * _rayleigh(self.free, penalty)
         if settings.step == "euler" and stiffness > 2:
