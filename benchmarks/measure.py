@@ -4,7 +4,6 @@ import ctypes
 import gc
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -71,6 +70,3 @@ def write_json(path, report):
     if path:
         threads = {"torch": torch.__version__, "threads": torch.get_num_threads()}
         Path(path).write_text(json.dumps({**threads, **report}, indent=2) + "\n")
-
-
-__all__ = ["PROMPTS", "in_a_process_of_its_own", "load", "peak_bytes", "seconds", "spread", "statistics", "write_json"]

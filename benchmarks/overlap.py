@@ -7,9 +7,10 @@ share of that time. Scored one after the other, the two would take twice as long
 """
 
 import argparse
+import statistics
 import time
 
-from measure import PROMPTS, load, seconds, spread, statistics, write_json
+from measure import PROMPTS, load, seconds, spread, write_json
 
 import misvo
 

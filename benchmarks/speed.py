@@ -10,8 +10,9 @@ in a process of its own, above the loaded model.
 """
 
 import argparse
+import statistics
 
-from measure import PROMPTS, in_a_process_of_its_own, load, peak_bytes, seconds, spread, statistics, write_json
+from measure import PROMPTS, in_a_process_of_its_own, load, peak_bytes, seconds, spread, write_json
 
 import torch  # isort: skip - measure sets the environment that torch reads
 from transformers import AutoModelForCausalLM

@@ -11,7 +11,7 @@ import typer
 
 from misvo import __version__
 from misvo.errors import MisvoError, RewardError
-from misvo.settings import COSTS, CREDITS, METHODS, STEPS, TIES, Settings
+from misvo.settings import COSTS, CREDITS, LOAD_OPTIONS, METHODS, STEPS, TIES, Settings
 
 app = typer.Typer(
     help="Steer a frozen language model toward any reward at test time, and change it as little as possible.",
@@ -193,16 +193,7 @@ def steer(
     prompts.check(prompt)
     score = rewards.load(reward)
     with view.loading(model):
-        policy = misvo.Policy.from_pretrained(
-            model,
-            dtype=dtype,
-            device=device,
-            device_map=device_map,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            quantize=quantize,
-            compile=compile,
-        )
+        policy = misvo.Policy.from_pretrained(model, **{name: given[name] for name in LOAD_OPTIONS})
     try:
         with view.Progress(settings) as progress:
             result = misvo.steer(policy, prompt, score, on_step=progress.update, **settings.to_dict())

@@ -45,6 +45,9 @@ CREDITS = {
     "cheap": "prefix where the reward declares `scores_prefixes`, response elsewhere",
 }
 
+# What `Policy.from_pretrained` takes beside a name, and so do `misvo steer` and the models of a sweep.
+LOAD_OPTIONS = ("dtype", "device", "device_map", "revision", "trust_remote_code", "quantize", "compile")
+
 # What `preset` stands for. Anything given beside it wins over it.
 PRESETS = {
     "paper": {},  # Algorithm 1 as printed

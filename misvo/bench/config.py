@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from misvo.errors import MisvoError
-from misvo.settings import Settings
+from misvo.settings import LOAD_OPTIONS, Settings
 
 SETTINGS = [field.name for field in fields(Settings) if field.name != "seed"]
 
@@ -34,13 +34,14 @@ class Model:
     device_map: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
+    quantize: str | None = None
+    compile: bool = False
     settings: dict = field(default_factory=dict)
 
     def load(self):
         from misvo.policy import Policy
 
-        names = ("dtype", "device", "device_map", "revision", "trust_remote_code")
-        return Policy.from_pretrained(self.path, **{name: getattr(self, name) for name in names})
+        return Policy.from_pretrained(self.path, **{name: getattr(self, name) for name in LOAD_OPTIONS})
 
 
 @dataclass(frozen=True)
