@@ -62,7 +62,7 @@ def competitors(policy, arguments):
 
     return {
         "sampling": steer(method="best-of-n"),
-        "misvo paper": steer(),
+        "misvo paper": steer(law_dtype=arguments.law_dtype),
         "sampling top-p": steer(method="best-of-n", top_p=0.95),
         "misvo paper top-p": steer(top_p=0.95),
         "misvo auto": steer(preset="auto"),
@@ -81,14 +81,18 @@ def main():
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--only", nargs="*", help="names of competitors")
     parser.add_argument("--quantize", choices=["int8"])
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--law-dtype", default="float32", help="of misvo paper")
+    parser.add_argument("--longer", type=int, default=0, help="repeat the prompt so many times more")
     parser.add_argument("--peak", help="print the peak memory of this competitor, and nothing else")
     parser.add_argument("--json")
     arguments = parser.parse_args()
-    policy = load()
+    policy = load(quantize=arguments.quantize, compile=arguments.compile)
     calls = competitors(policy, arguments)
+    prompts = [" ".join([prompt] * (1 + arguments.longer)) for prompt in PROMPTS]
     if arguments.peak:
         misvo.steer(policy, PROMPTS[1], len, rollouts=2, steps=2, max_new_tokens=4)  # imports and thread pools
-        print(peak_bytes(lambda: calls[arguments.peak](PROMPTS[0])))
+        print(peak_bytes(lambda: calls[arguments.peak](prompts[0])))
         return
     names = arguments.only or list(calls)
     times, stages = {name: [] for name in names}, {}
@@ -96,7 +100,7 @@ def main():
     for number in range(arguments.rounds):
         for name in names:
             share = arguments.prompts if name == "many" else 1
-            times[name].append(seconds(lambda: calls[name](PROMPTS[number % len(PROMPTS)])) / share)  # noqa: B023
+            times[name].append(seconds(lambda: calls[name](prompts[number % len(prompts)])) / share)  # noqa: B023
             stages[name] = getattr(calls[name], "stages", {})
         print(f"round {number}", {name: round(values[-1], 2) for name, values in times.items()}, flush=True)
     tokens = arguments.rollouts * arguments.steps * arguments.max_new_tokens
@@ -106,6 +110,7 @@ def main():
     rows = {}
     for name in names:
         options = ["--steps", 2, "--prompts", arguments.prompts, "--rollouts", arguments.rollouts]
+        options += ["--law-dtype", arguments.law_dtype, "--longer", arguments.longer]
         peak = in_a_process_of_its_own(__file__, "--peak", name, *options)
         rows[name] = {"median": middle[name], "values": times[name], "peak": peak, "stages": stages[name]}
         against = [f"{middle[name] / middle[base]:11.3f}" if base in middle else " " * 11 for base in BASES]

@@ -17,8 +17,9 @@ import torch  # isort: skip - measure sets the environment that torch reads
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import misvo
-from misvo.decoding import Engine, Request
+from misvo.decoding import Engine
 from misvo.methods.misvo import Misvo, leave_one_out
+from misvo.rollouts import Request
 from misvo.sampling import RandomStream, Sampler
 
 
@@ -78,6 +79,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--heads", nargs="*", default=["49152", "262144"], help="vocabulary sizes")
     parser.add_argument(
         "--peak", nargs=2, metavar=("HEAD", "WAY"), help="print the peak memory of one, and nothing else"
     )
@@ -90,8 +92,8 @@ def main():
         print(json.dumps(peak_bytes(stages(policy, arguments.rollouts, arguments.max_new_tokens)[way])))
         return
     report = {}
-    for name, make in heads.items():
-        policy, outcome = make(), {}
+    for name in arguments.heads:
+        policy, outcome = heads[name](), {}
         calls = stages(policy, arguments.rollouts, arguments.max_new_tokens)
         times = {way: seconds(lambda: outcome.update({way: calls[way]()})) for way in ("ours", "literal")}  # noqa: B023
         size = ["--rollouts", arguments.rollouts, "--max-new-tokens", arguments.max_new_tokens]

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from misvo.decoding import Rollouts
 from misvo.head import Head, centred, log_partition, softmax, token_kl
+from misvo.rollouts import Rollouts
 
-PREFIXES = 32  # of each step that a prediction looks at
+PREFIXES = 64  # of each step that a prediction looks at
 STEPS = 3  # how many steps are remembered
 FORGET = 0.7  # the weight of a step against the one after it
+CHUNK = 16  # prefixes at a time
+DOUBT = 2.0  # a single step may say that predictions are wrong by this factor, and not by more
 
 
 @dataclass
@@ -30,16 +32,9 @@ class _Visited:
 
     hidden: torch.Tensor  # (n, d)
     positions: torch.Tensor  # (n,)
-    measured: float  # nats per response, all prefixes
-    seen: float  # the sum of the token KLs of the sample
     share: float  # nats per response for each nat of the sample
-
-    def nats(self, moved: float) -> float:
-        """Nats per response where the token KLs of the sample become `moved` in sum.
-
-        Where the step had measured a KL, relative to it: the accidents of the sample cancel.
-        """
-        return self.measured * moved / self.seen if self.seen > 0 else self.share * moved
+    measured: float  # nats per response, all prefixes
+    seen: float  # what the sample alone would have said of it
 
 
 @dataclass
@@ -51,30 +46,25 @@ class KLBudget:
     predicted: float | None = None
     limit: float | None = None  # of the last step, per response
     _visited: deque = field(default_factory=lambda: deque(maxlen=STEPS))  # the latest last
-    _foreseen: float | None = None  # what the prediction was before its correction
-    # Sums over steps that fade: measured, foreseen, and the variance of a measured mean over its square.
-    _sums: torch.Tensor = field(default_factory=lambda: torch.tensor([1.0, 1.0], dtype=torch.float64))
-    _noise: float = 0.0
+    _foreseen: float = 0.0  # what the last prediction was before its correction
+    _corrected: tuple[float, float] = (1.0, 1.0)  # sums over steps that fade: what was measured, what was foreseen
+    _noise: float = 0.0  # the standard error of a measured mean, as a share of it
 
     def shrink(self, rollouts: Rollouts, u: torch.Tensor) -> float:
         """The largest factor α ≤ 1 for which the sequence KL of α·u is predicted to stay within the budget."""
         self._learn(rollouts)
         self.limit = self.nats * (rollouts.lengths.double().mean().item() if self.per_token else 1.0)
         aim, predict = self.limit / (1 + self._noise), self._predictor(u)
-        low, high = 0.0, 1.0
-        if predict(1.0) > aim:
-            for _ in range(12):
-                middle = (low + high) / 2
-                low, high = (middle, high) if predict(middle) <= aim else (low, middle)
-            high = low
-        self.predicted = predict(high)
+        factor, self.predicted = 1.0, predict(1.0)
+        if self.predicted > aim:
+            factor, self.predicted = _largest(predict, aim, self.predicted)
         self._foreseen = self.predicted / self._excess
-        return high
+        return factor
 
     @property
     def _excess(self) -> float:
         """How far measurements exceed predictions: steering moves the prefixes too, and older ones lag behind."""
-        measured, foreseen = self._sums.tolist()
+        measured, foreseen = self._corrected
         return measured / foreseen
 
     def _learn(self, rollouts):
@@ -82,34 +72,65 @@ class KLBudget:
         each = rollouts.kl.sum(1).double()  # (K,)
         measured = each.mean().item()
         if self._foreseen:
-            self._sums = FORGET * self._sums + torch.tensor([measured, self._foreseen], dtype=torch.float64)
+            bounded = min(max(measured, self._foreseen / DOUBT), self._foreseen * DOUBT)
+            new = (bounded, self._foreseen)
+            self._corrected = tuple(FORGET * old + add for old, add in zip(self._corrected, new, strict=True))
         if measured > 0 and len(each) > 1:
             noise = each.std().item() / math.sqrt(len(each)) / measured
-            self._noise = noise if not self._noise else FORGET * self._noise + (1 - FORGET) * noise
+            self._noise = FORGET * self._noise + (1 - FORGET) * noise if self._noise else noise
         places = torch.nonzero(rollouts.alive)  # (n, 2) rollout and position
         picks = torch.linspace(0, len(places) - 1, min(PREFIXES, len(places))).round().long()
         rows, positions = places[picks.to(places.device)].unbind(1)
         share = len(places) / (len(rollouts.tokens) * len(picks))
-        seen = rollouts.kl[rows, positions].sum().item()
-        self._visited.append(_Visited(rollouts.hidden[rows, positions].clone(), positions, measured, seen, share))
+        seen = share * rollouts.kl[rows, positions].sum().item()
+        self._visited.append(_Visited(rollouts.hidden[rows, positions], positions, share, measured, seen))
 
     def _predictor(self, u):
         """α -> predicted nats per response, from exact token KLs at prefixes of the last steps."""
         shared = u.stride(0) == 0  # one vector for all positions: one shift for all prefixes
         common = self.head.shift(u[:1]).div_(self.temperature)[0] if shared else None
-        parts = []
-        for visited in self._visited:
-            logits = centred(self.head.logits(visited.hidden).div_(self.temperature))
-            shift = common if shared else self.head.shift(u[visited.positions]).div_(self.temperature)
-            parts.append((visited, logits, shift, log_partition(logits)))
-        weights = [FORGET**age for age in reversed(range(len(parts)))]
+        weights = [FORGET**age for age in reversed(range(len(self._visited)))]
+        measured, seen, parts = 0.0, 0.0, []
+        for weight, visited in zip(weights, self._visited, strict=True):
+            measured, seen = measured + weight * visited.measured, seen + weight * visited.seen
+            for hidden, positions in zip(visited.hidden.split(CHUNK), visited.positions.split(CHUNK), strict=True):
+                logits = centred(self.head.logits(hidden).div_(self.temperature))
+                shift = common if shared else self.head.shift(u[positions]).div_(self.temperature)
+                parts.append((weight * visited.share / sum(weights), logits, shift, log_partition(logits)))
+        # What the samples say of the steps that they are from, against what those measured: accidents cancel.
+        luck = min(max(measured / seen, 1 / DOUBT), DOUBT) if seen > 0 else 1.0
 
         def predict(factor):
             nats = 0.0
-            for weight, (visited, logits, shift, ref_partition) in zip(weights, parts, strict=True):
+            for weight, logits, shift, ref_partition in parts:
                 moved = factor * shift
                 probs, partition = softmax(logits + moved)
-                nats += weight * visited.nats(token_kl(ref_partition, partition, probs, moved).sum().item())
-            return self._excess * nats / sum(weights)
+                nats += weight * token_kl(ref_partition, partition, probs, moved).sum().item()
+            return self._excess * luck * nats
 
         return predict
+
+
+def _largest(predict, aim, at_one, rounds=12):
+    """The largest factor whose prediction is within `aim`, to 2 % of it, and that prediction.
+
+    By lines through the roots of the predictions, which are near to linear in the factor; an end that stays for two
+    rounds counts half (the Illinois rule), because for large factors they are not.
+    """
+    low, below, kept = 0.0, 0.0, 0.0  # the factor, √ of its prediction as the rule sees it, and the prediction
+    high, above, goal = 1.0, math.sqrt(at_one), math.sqrt(0.99 * aim)
+    moved = 0
+    for _ in range(rounds):
+        factor = low + (high - low) * (goal - below) / (above - below)
+        nats = predict(factor)
+        if nats <= aim:
+            low, below, kept = factor, math.sqrt(nats), nats
+            if nats >= 0.98 * aim:
+                break
+            above = goal + (above - goal) / 2 if moved < 0 else above
+            moved = -1
+        else:
+            high, above = factor, math.sqrt(nats)
+            below = goal - (goal - below) / 2 if moved > 0 else below
+            moved = 1
+    return low, kept

@@ -71,7 +71,7 @@ def steer(
     steps: Annotated[int, typer.Option("--steps", "-n", help="Steps (N); K·N responses in all.")] = Settings.steps,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-t", help="Tokens per response (T).")] = 64,
     kl_budget: Annotated[
-        float | None, typer.Option(help="Nats per response that the model may move. [default: 8; paper: no limit]")
+        float | None, typer.Option(help="Nats per response that the model may move. [default: 10; paper: no limit]")
     ] = None,
     kl_budget_per_token: Annotated[
         float | None, typer.Option(help="The same in nats per token, in place of it.", rich_help_panel=MISVO)
@@ -99,9 +99,11 @@ def steer(
     penalty: Annotated[
         float | None, typer.Option(help="λ, instead of a budget. [paper: 1; aisp: 0.1]", rich_help_panel=MISVO)
     ] = None,
-    step_nats: Annotated[float | None, typer.Option(help="Size of a natural step.", rich_help_panel=MISVO)] = None,
+    step_nats: Annotated[
+        float | None, typer.Option(help="Size of a natural or dual step.", rich_help_panel=MISVO)
+    ] = None,
     damping: Annotated[
-        float | None, typer.Option(help="Of a natural step: larger trusts fewer directions.", rich_help_panel=MISVO)
+        float | None, typer.Option(help="Of those steps: larger trusts fewer directions.", rich_help_panel=MISVO)
     ] = None,
     credit: Annotated[
         str | None, typer.Option(help=f"What tokens earn: {', '.join(CREDITS)}.", rich_help_panel=MISVO)

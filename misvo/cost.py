@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from misvo.decoding import Rollouts
 from misvo.head import Fisher, Head
+from misvo.rollouts import Rollouts
 from misvo.sampling import Sampler
 from misvo.tie import Tie
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import torch
 
 from misvo import credit, meter
-from misvo.decoding import Engine, Request, Rollouts
+from misvo.decoding import Engine
 from misvo.errors import MisvoError, RewardError
 from misvo.methods import METHODS
 from misvo.policy import Policy
 from misvo.prompts import Prompt
 from misvo.result import Candidate, Result
 from misvo.rewards import Reward, as_reward, score
+from misvo.rollouts import Request, Rollouts
 from misvo.sampling import RandomStream, Sampler
 from misvo.settings import Settings, parse_bytes
 from misvo.steering import Steering
@@ -34,7 +35,7 @@ def steer(policy: Policy, prompt: Prompt, reward: Reward, *, columns=None, on_st
     """Optimise steering vectors for one prompt and return the best response seen.
 
     `preset` is "paper" (Algorithm 1 as printed, the default) or "auto" (no tuning: one vector for all positions,
-    natural steps, a KL budget). The other `settings` are the fields of `misvo.Settings`: method="misvo",
+    steps in nats, a KL budget). The other `settings` are the fields of `misvo.Settings`: method="misvo",
     cost="frozen-fisher", rollouts=16, steps=16, max_new_tokens=512, learning_rate=0.1, penalty (1.0 for misvo),
     temperature=1.0, top_p=1.0, seed=0, kl_ref=False, max_rows=None and more. `columns` is a dict handed to the
     reward beside prompts and completions; `on_step(index, row)` is called with each new trace row.

@@ -5,9 +5,9 @@ The sequence KL (eq:kl-effort) needs no meter of its own: decoding measures it a
 
 import torch
 
-from misvo.decoding import Intervention, Rollouts
 from misvo.head import Head, centred, log_partition, softmax, token_kl
 from misvo.result import Divergence, Moved
+from misvo.rollouts import Intervention, Rollouts
 
 Steered = torch.Tensor | Intervention  # vectors u (T, d), or a function of the states
 

@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from misvo import embedded, linear
 from misvo.cache import bytes_per_row
-from misvo.decoding import Engine, Request
+from misvo.decoding import Engine
 from misvo.errors import MisvoError
 from misvo.head import Head, Shift
 from misvo.prompts import Prompt, render
+from misvo.rollouts import Request
 from misvo.rows import brings_masks
 from misvo.sampling import RandomStream, Sampler
 

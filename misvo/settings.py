@@ -53,11 +53,11 @@ PRESETS = {
     "paper": {},  # Algorithm 1 as printed
     "auto": {
         "tie": "shared",
-        "step": "natural",
+        "step": "dual",
         "standardize": True,
         "credit": "cheap",
-        "step_nats": 1.0,
-        "kl_budget": 8.0,
+        "step_nats": 3.0,
+        "kl_budget": 10.0,
         "top_p": 0.95,
         "select": "ordinary",
     },

@@ -9,10 +9,11 @@ import math
 
 import torch
 
-from misvo.decoding import Engine, Request
+from misvo.decoding import Engine
 from misvo.loop import sampler
 from misvo.methods.re_control import episodes_of
 from misvo.rewards import as_reward, score
+from misvo.rollouts import Request
 from misvo.sampling import RandomStream
 from misvo.settings import Settings
 from misvo.value import ValueNetwork

@@ -164,7 +164,7 @@ def test_no_setting_diverges(step, rate, penalty, scale, seed):
         assert c.norm() <= 40 * 10**rate * 10**scale * 8
 
 
-AUTO = {"tie": "shared", "step": "natural", "standardize": True, "cost": "iterate-fisher"}
+AUTO = {"tie": "shared", "step": "dual", "standardize": True, "cost": "iterate-fisher"}
 QUICK = {"rollouts": 6, "steps": 6, "max_new_tokens": 10, "seed": 1}
 
 
@@ -189,7 +189,7 @@ def test_the_budget_holds_on_the_measured_kl(policy, tie, step):
     free = misvo.steer(policy, "a b c", letter_reward, **options, penalty=0.0)
     held = misvo.steer(policy, "a b c", letter_reward, **options, kl_budget=3.0)
     assert max(row["kl"] for row in free.trace) > 6  # without it the run would have gone further
-    assert max(row["kl"] for row in held.trace) < 6  # a prediction from 96 prefixes, measured on 16 responses
+    assert max(row["kl"] for row in held.trace) < 6  # a prediction from a few prefixes, measured on 16 responses
     assert all(row["kl_predicted"] <= 3.0 + 1e-6 for row in held.trace)
     assert any(row["shrunk"] < 1 for row in held.trace)
 
@@ -239,8 +239,8 @@ def test_presets():
     paper, auto = Settings.from_preset(), Settings.from_preset("auto", rollouts=4)
     assert paper == Settings() and (auto.tie, auto.step, auto.kl_budget, auto.penalty) == (
         "shared",
-        "natural",
-        8.0,
+        "dual",
+        10.0,
         0.0,
     )
     assert Settings.from_preset("auto", penalty=0.5).kl_budget is None

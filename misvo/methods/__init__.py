@@ -1,7 +1,7 @@
 """The methods, one small file each. A method is asked in turns, and never sees text, files or batches:
 
     method = METHODS[name](head, stream, sampler, settings)
-    method.propose(step)                   -> what to decode at this step (fields of misvo.decoding.Request)
+    method.propose(step)                   -> what to decode at this step (fields of misvo.rollouts.Request)
     method.update(step, rollouts, rewards) -> extra columns for the trace; changes the method's vectors
     method.vectors                         -> u (T, d), or None where the method has no vectors to keep
     method.sequential                      -> whether a step waits for the update of the step before it

@@ -6,8 +6,10 @@ Meanings are MiniLM sentence embeddings (mean of the token states, normalised) f
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from misvo import embedded
+from misvo import embedded, linear
 from misvo.prompts import as_text
+
+BATCH = 32
 
 
 class SentenceEncoder:
@@ -18,14 +20,19 @@ class SentenceEncoder:
         with embedded.quiet():
             self.tokenizer = AutoTokenizer.from_pretrained(folder)
             self.model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        linear.pack(self.model)
 
     @torch.no_grad()
     def __call__(self, texts: list[str]) -> torch.Tensor:
-        batch = self.tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
-        states = self.model(**batch).last_hidden_state  # (n, length, 384)
-        mask = batch["attention_mask"][..., None].to(states.dtype)
-        means = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
-        return torch.nn.functional.normalize(means, dim=-1)
+        rows = self.tokenizer(texts, truncation=True, max_length=256, return_attention_mask=False)["input_ids"]
+        vectors = torch.empty(len(texts), self.model.config.hidden_size)
+        by_length = torch.tensor([len(row) for row in rows]).argsort()
+        for picks in by_length.split(BATCH):  # texts of like length together, so that little is padding
+            batch = self.tokenizer.pad({"input_ids": [rows[index] for index in picks]}, return_tensors="pt")
+            states = self.model(**batch).last_hidden_state  # (n, length, 384)
+            mask = batch["attention_mask"][..., None].to(states.dtype)
+            vectors[picks] = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+        return torch.nn.functional.normalize(vectors, dim=-1)
 
 
 class Similarity:
