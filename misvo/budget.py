@@ -19,9 +19,10 @@ import torch
 from misvo.head import Head, centred, log_partition, softmax, token_kl
 from misvo.rollouts import Rollouts
 
-PREFIXES = 64  # of each step that a prediction looks at
-STEPS = 3  # how many steps are remembered
-FORGET = 0.7  # the weight of a step against the one after it
+PREFIXES = 48  # of each step that a prediction looks at
+STEPS = 4  # how many steps are remembered
+FORGET = 0.8  # the weight of a step against the one after it
+PATIENT = 0.9  # the same for the correction of predictions: an unlucky step is among the prefixes already
 CHUNK = 16  # prefixes at a time
 DOUBT = 2.0  # a single step may say that predictions are wrong by this factor, and not by more
 
@@ -74,7 +75,7 @@ class KLBudget:
         if self._foreseen:
             bounded = min(max(measured, self._foreseen / DOUBT), self._foreseen * DOUBT)
             new = (bounded, self._foreseen)
-            self._corrected = tuple(FORGET * old + add for old, add in zip(self._corrected, new, strict=True))
+            self._corrected = tuple(PATIENT * old + add for old, add in zip(self._corrected, new, strict=True))
         if measured > 0 and len(each) > 1:
             noise = each.std().item() / math.sqrt(len(each)) / measured
             self._noise = FORGET * self._noise + (1 - FORGET) * noise if self._noise else noise
