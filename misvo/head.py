@@ -113,7 +113,7 @@ class Shift:
             return self.knots[0] if len(self.knots) == 1 else self.tie.basis[position].to(self.knots) @ self.knots
         block, offset = divmod(position, self.POSITIONS)
         if block not in self._made:
-            while len(self._made) > 1:
+            if len(self._made) > 1 or block - 1 in self._made:  # rows moved on; who stands behind makes it again
                 self._made.pop(next(iter(self._made)))
             start = block * self.POSITIONS
             self._made[block] = self.head.shift(self.free[start : start + self.POSITIONS])

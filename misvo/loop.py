@@ -88,8 +88,10 @@ def _drive(policy, runs, scoring, columns, on_step, settings):
         for finished in engine.advance() if engine.busy else []:
             index, run, _ = decoding.pop(id(finished))
             scoring.submit(index, run, run.responses(finished), columns[index] if columns else {})
+            del finished  # nothing of a step that is over may be held while the next one decodes
         for index, run, responses, rewards in scoring.ready(wait=not engine.busy):
             row = run.learn(responses, rewards)
+            del responses
             if on_step is not None and row is not None:
                 on_step(index, row)
             decoding |= {id(rollouts): (index, run, rollouts) for rollouts in run.next_step(engine)}
@@ -138,9 +140,10 @@ class _Scoring:
     def ready(self, wait):
         """The steps whose rewards are known, in order; waits for the first of them if there is nothing else to do."""
         while self.pending and (wait or self.pending[0][3].done()):
-            index, run, responses, future = self.pending.popleft()
-            yield index, run, responses, future.result()
+            *known, future = self.pending.popleft()
             wait = False
+            yield *known, future.result()
+            del known, future
 
     def _score(self, run, responses, columns):
         started = time.perf_counter()
