@@ -45,6 +45,8 @@ def test_embedded_rewards():
     assert near > far and -1 <= far <= near <= 1
     alone = [call("similarity:joy", [text])[0] for text in TEXTS]
     assert call("similarity:joy") == pytest.approx(alone, abs=1e-5)
+    mixed = [" ".join(["joy"] * (1 + 7 * index % 40)) for index in range(40)]  # more than a batch, of all lengths
+    assert call("similarity:joy", mixed) == pytest.approx([call("similarity:joy", [t])[0] for t in mixed], abs=1e-5)
 
 
 def test_specs(tmp_path, monkeypatch):

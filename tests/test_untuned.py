@@ -1,4 +1,6 @@
-"""Tied vectors, proximal and natural steps, the KL budget and early stops, against dense algebra and measurements."""
+"""Tied vectors, four kinds of steps, the KL budget and early stops, against dense algebra and measurements."""
+
+import math
 
 import pytest
 import torch
@@ -9,7 +11,11 @@ from literal import Literal
 
 import misvo
 import misvo.result
+from misvo.budget import KLBudget, _largest
+from misvo.decoding import Engine
 from misvo.head import Fisher, Head
+from misvo.rollouts import Request
+from misvo.sampling import RandomStream, Sampler
 from misvo.settings import Settings
 from misvo.steps import Dual, conjugate_gradients, natural, proximal
 from misvo.tie import TIES, Tie
@@ -288,3 +294,35 @@ def test_a_budget_per_token_is_a_budget_per_response_of_that_length(policy):
     for wrong in ({"kl_budget": 3.0}, {"penalty": 1.0}):
         with pytest.raises(misvo.MisvoError, match="exclude"):
             misvo.Settings(kl_budget_per_token=0.1, **wrong)
+
+
+@pytest.mark.parametrize(
+    "nats",
+    [
+        lambda a: 50 * a**2,
+        lambda a: 30 * a**6,  # rare tokens: far above the quadratic
+        lambda a: math.expm1(8 * a),
+        lambda a: 200 * -math.expm1(-9 * a**2),  # and saturated, where the vectors are much too long
+        lambda a: 1e6 * a**2,
+        lambda a: 40 * a,
+    ],
+)
+def test_the_budget_is_used_whatever_the_shape_of_the_kl(nats):
+    factor, predicted = _largest(nats, 9.0, nats(1.0))
+    assert predicted == nats(factor) and 0.95 * 9.0 <= predicted <= 9.0
+
+
+def test_one_unlucky_step_does_not_starve_the_next():
+    """A budget that believed each measurement would halve the nats after a step that measured twice of them."""
+    policy = make_policy("llama")
+    head, generator = policy.head, torch.Generator().manual_seed(0)
+    budget = KLBudget(head, nats=5.0)
+    u = torch.randn(1, head.hidden_size, generator=generator).expand(12, -1)
+    rollouts = Engine(policy, 8, Sampler()).run(
+        Request(policy.prefill([5, 6, 7], 12), RandomStream(0, [5]), 0, range(8), 12, keep_hidden=True)
+    )
+    factors = []
+    for luck in (1.0, 1.0, 1.0, 1.0, 2.0, 1.0):
+        factors.append(budget.shrink(rollouts, 10 * u))
+        rollouts.kl = luck * budget.predicted / 12 * torch.ones_like(rollouts.kl)
+    assert 0.8 < factors[5] / factors[4] < 1
