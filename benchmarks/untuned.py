@@ -90,7 +90,6 @@ def described(result, name, reward, own):
         "kl": [row["kl"] for row in result.trace],
         "diversity": [statistics.mean(map(diversity, texts[s * count : (s + 1) * count])) for s in (0, steps - 1)],
         "diversity_best": diversity(texts[max(range(len(values)), key=values.__getitem__)]),
-        "returned": [result.text, result.reward] if own else None,
     }
 
 
@@ -116,7 +115,10 @@ def report(arguments):
             "gain in reference SDs": [statistics.mean(gains), statistics.median(gains), min(gains)],
             "first mean": statistics.mean(statistics.mean(auto[p]["rewards"][0]) for p in places),
             "last mean": statistics.mean(statistics.mean(auto[p]["rewards"][-1]) for p in places),
+            "room to the best reward seen, in the same": statistics.mean(room(auto[p], plain[p]) for p in places),
+            "gains of 1.5": sum(value >= 1.5 for value in gains),
             "nats at the end": [statistics.mean(nats), max(nats)],
+            "ends within 10 nats": sum(value <= 10 for value in nats),
             "diversity of the last step": statistics.mean(auto[p]["diversity"][1] for p in places),
             "diversity of best-of-n": statistics.mean(plain[p]["diversity"][1] for p in places),
             "reached best-of-n within 64 samples": sum(count is not None and count <= 64 for count in reach),
@@ -136,8 +138,17 @@ def report(arguments):
 
 def gain(steered, reference):
     """Last step's mean less the reference mean, in standard deviations of the reference."""
+    return in_deviations(statistics.mean(steered["rewards"][-1]), reference)
+
+
+def room(steered, reference):
+    """How far the reference mean is from the best reward that any response had, in the same unit."""
+    return in_deviations(max(max(step) for row in (steered, reference) for step in row["rewards"]), reference)
+
+
+def in_deviations(value, reference):
     pool = [value for step in reference["rewards"] for value in step]
-    return (statistics.mean(steered["rewards"][-1]) - statistics.mean(pool)) / max(statistics.pstdev(pool), 1e-9)
+    return (value - statistics.mean(pool)) / max(statistics.pstdev(pool), 1e-9)
 
 
 def samples_to_reach(rewards, level):

@@ -27,6 +27,12 @@ class Candidate:
         pairs = list(pairwise(self.tokens))
         return len(set(pairs)) / len(pairs) if pairs else 1.0
 
+    @property
+    def stutter(self) -> float:
+        """The share of its tokens that repeat the one before them; a single one ("very very", "100") is none."""
+        repeats = sum(first == second for first, second in pairwise(self.tokens))
+        return max(0, repeats - 1) / max(1, len(self.tokens))
+
 
 def ordinary(candidates: list[Candidate], reference: list[Candidate]) -> list[Candidate]:
     """Those whose likelihood and repetition lie within two standard deviations of the reference's own responses.
@@ -35,7 +41,7 @@ def ordinary(candidates: list[Candidate], reference: list[Candidate]) -> list[Ca
     is ordinary, all candidates are returned.
     """
     kept = candidates
-    for measure in (lambda c: c.ref_logprob, lambda c: c.distinct):
+    for measure in (lambda c: c.ref_logprob, lambda c: c.distinct, lambda c: c.stutter):
         own = [measure(candidate) for candidate in reference]
         middle, reach = statistics.mean(own), 2 * statistics.pstdev(own)
         kept = [candidate for candidate in kept if abs(measure(candidate) - middle) <= reach + 1e-9]

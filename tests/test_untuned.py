@@ -277,6 +277,17 @@ def test_ordinary_selection_passes_over_what_the_reference_would_never_say(polic
     assert misvo.result.ordinary([babble, loop], result.candidates[:6]) == [babble, loop]
 
 
+def test_a_word_said_three_times_in_a_row_is_not_ordinary():
+    own = [
+        misvo.result.Candidate(0, k, [*range(30), *range(2 * k)], "", 0.0, ref_logprob=-2.0 - 0.1 * k)
+        for k in range(8)  # repeated pairs are nothing unusual here
+    ]
+    great = misvo.result.Candidate(1, 0, [*range(20), 7, 7, 7, *range(20, 30)], "great great great", 1.0, -2.3)
+    twice = misvo.result.Candidate(1, 1, [*range(29), 28, *range(29, 34)], "very very", 0.9, -2.3)
+    assert great.stutter > 0 and twice.stutter == 0 and great.distinct > min(c.distinct for c in own)
+    assert misvo.result.ordinary([great, twice], own) == [twice]
+
+
 def test_tied_noise_of_aisp(policy):
     result = misvo.steer(policy, "a b c", letter_reward, method="aisp", tie="shared", **QUICK)
     vectors = result.steering.vectors
