@@ -21,6 +21,7 @@ from untuned import REWARDS
 
 import misvo
 from misvo import credit
+from misvo.cost import mean_score
 from misvo.decoding import Engine
 from misvo.head import Fisher, centred, softmax, token_kl
 from misvo.metrics import diversity
@@ -55,25 +56,20 @@ class Study:
         return Engine(self.policy, 128, Sampler(top_p=0.95)).run(request)
 
     def scores(self, reward, rollouts):
-        """Rewards (K,), and the credit of every token (K, T)."""
-        responses, places = rollouts.responses(), credit.cuts(LENGTH)
-        rewards = torch.tensor(self.ask(reward, responses), dtype=torch.float64)
-        table = rewards[:, None].repeat(1, len(places))
-        cells = [(i, j) for i, row in enumerate(responses) for j, cut in enumerate(places) if cut < len(row)]
-        prefixes = [responses[i][: places[j]] for i, j in cells]
-        for (i, j), value in zip(cells, self.ask(reward, prefixes), strict=True):
-            table[i, j] = value
-        return rewards, table
+        """Rewards (K,), and those of the beginnings of responses (K, cuts)."""
+        responses = rollouts.responses()
+        rewards = self.ask(reward, responses)
+        table = credit.prefix_rewards(responses, rewards, LENGTH, lambda prefixes: self.ask(reward, prefixes))
+        return torch.tensor(rewards, dtype=torch.float64), table
 
     def ask(self, reward, responses):
         return list(score(reward, self.prompt, [self.policy.decode(row) for row in responses], responses, {}))
 
     def gradient(self, rollouts, rewards, table, count, window=LENGTH):
         """g of one vector for the first `window` positions, from the first `count` rollouts, (1, d)."""
-        weights = credit.Critic(LENGTH).advantages(table[:count], rewards[:count]) * rollouts.alive[:count]
-        weights = (weights / count).float()[:, :window]
-        own = self.head.rows(rollouts.tokens[:count, :window]) - rollouts.score_rows[:count, :window]
-        return torch.einsum("kt,ktd->d", weights, own)[None]
+        weights = torch.zeros(len(rewards), LENGTH, dtype=torch.float64)
+        weights[:count] = credit.Critic(LENGTH).advantages(table[:count], rewards[:count]) * len(rewards) / count
+        return windowed(window).gather(mean_score(self.head, rollouts, weights, temperature=1.0))
 
     def scaled(self, direction, rollouts, nats, window=LENGTH):
         """The vector along a direction whose exact KL at the visited prefixes is so many nats a response."""

@@ -4,7 +4,7 @@ The quadratic is blind to tokens that the reference rarely uses: they have littl
 limit (54 nats were measured where it said 8). So after each update the exact token KL of the new vectors is evaluated
 at a sample of prefixes that the last steps visited, and the vectors are shrunk until that prediction fits.
 
-KLs of responses have heavy tails (a loop costs ten times the others), so what K responses measure is noise in part. A
+KLs of responses have heavy tails (a loop costs many times the others), so what K responses measure is noise in part. A
 budget that believes the last step alone swings between too much and too little; this one remembers: prefixes of
 several steps speak, how far measurements exceeded predictions is averaged over steps, and the mean that is aimed at
 stays below the budget by the standard error that a measurement has.

@@ -13,6 +13,7 @@ prompts (docs/untuned.md). Means are over the other responses, as in the paper. 
 what is left is the paper's gradient, a little heavier on the last tokens.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +26,20 @@ def cuts(length: int) -> list[int]:
     """Where responses of up to `length` tokens are cut: evenly, the end not included."""
     segment = -(-length // CUTS)
     return list(range(segment, length, segment))
+
+
+def prefix_rewards(responses: list[list[int]], rewards: list, length: int, ask) -> torch.Tensor:
+    """The reward of every response at every cut, (K, cuts); behind its end, its own. NaN is what could not be scored.
+
+    `ask` takes the tokens of many prefixes and gives their rewards.
+    """
+    places = cuts(length)
+    table = torch.tensor([[math.nan if value is None else value] * len(places) for value in rewards]).double()
+    cells = [(i, j) for i, row in enumerate(responses) for j, cut in enumerate(places) if cut < len(row)]
+    values = ask([responses[i][: places[j]] for i, j in cells])
+    for (i, j), value in zip(cells, values, strict=True):
+        table[i, j] = math.nan if value is None else value
+    return table
 
 
 @dataclass

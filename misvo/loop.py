@@ -216,16 +216,12 @@ class _Run:
         return self.settings.method == "misvo" and (self.settings.credit == "prefix" or cheap)
 
     def prefix_rewards(self, reward, responses, rewards, columns) -> torch.Tensor:
-        """The reward of every response at every cut, (K, cuts); behind its end, its own."""
-        places = credit.cuts(self.settings.max_new_tokens)
-        table = torch.tensor([[math.nan if value is None else value] * len(places) for value in rewards])
-        table = table.double()
-        cells = [(i, j) for i, row in enumerate(responses.tokens) for j, cut in enumerate(places) if cut < len(row)]
-        prefixes = [responses.tokens[i][: places[j]] for i, j in cells]
-        texts = [self.policy.decode(prefix) for prefix in prefixes]
-        for (i, j), value in zip(cells, score(reward, self.result.prompt, texts, prefixes, columns), strict=True):
-            table[i, j] = math.nan if value is None else value
-        return table
+        """What the reward says of the beginnings of a step's responses, (K, cuts)."""
+
+        def ask(prefixes):
+            return score(reward, self.result.prompt, [self.policy.decode(row) for row in prefixes], prefixes, columns)
+
+        return credit.prefix_rewards(responses.tokens, rewards, self.settings.max_new_tokens, ask)
 
     def learn(self, responses, scored):
         """Let the method learn from a step's rewards; write and return the trace row."""

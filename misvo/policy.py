@@ -135,8 +135,7 @@ class Policy:
     def body_step(self, tokens, cache, depths: torch.Tensor) -> torch.Tensor:
         """One more token for every row, (B,) -> (B, d); `depths` (B,) says how many tokens each row has read."""
         if cache.slots is not None:  # rows stand in the cache in an order of its own
-            order = torch.empty_like(cache.slots)
-            order[cache.slots] = torch.arange(len(order))
+            order = cache.slots.argsort()
             tokens, depths = tokens[order.to(tokens.device)], depths[order]
         pads, mask = int(depths.max()) - depths, None  # rows of one length need no mask
         if pads.any():
