@@ -39,7 +39,7 @@ def solve(n):
     "naps": """
 import time
 def solve(n):
-    while True: time.sleep(0.01)
+    while True: time.sleep(0.1)  # shorter naps cost enough CPU time on a slow machine to pass for work
 """,
     "a deadlock": """
 import threading
