@@ -34,7 +34,8 @@ def prefix_rewards(responses: list[list[int]], rewards: list, length: int, ask) 
     `ask` takes the tokens of many prefixes and gives their rewards.
     """
     places = cuts(length)
-    table = torch.tensor([[math.nan if value is None else value] * len(places) for value in rewards]).double()
+    own = torch.tensor([math.nan if value is None else value for value in rewards], dtype=torch.float64)
+    table = own[:, None].repeat(1, len(places))
     cells = [(i, j) for i, row in enumerate(responses) for j, cut in enumerate(places) if cut < len(row)]
     values = ask([responses[i][: places[j]] for i, j in cells])
     for (i, j), value in zip(cells, values, strict=True):

@@ -311,6 +311,8 @@ class Engine:
                 kv.trim(self._cache, spare)
         elif not segments:
             self._cache = self._hidden = self._depths = None
+            if not self._waiting:  # all requests are complete, so no law waits for its product either
+                self._laws = Laws(self.policy.head)
         return finished
 
     def _step(self, tokens):

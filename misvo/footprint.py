@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from misvo import laws
 from misvo.cache import bytes_per_row
-from misvo.head import Shift
+from misvo.head import BLOCK_BYTES, Shift
 
 FP32 = 4
 
@@ -55,15 +55,23 @@ def sampling_bytes(shape: Shape, rows: int, prompt: int, tokens: int, prompts: i
 def steering_bytes(
     shape: Shape, rollouts: int, prompt: int, tokens: int, prompts: int = 1, law_bytes: int = FP32, tied: bool = False
 ) -> dict[str, float]:
-    """Memory above the weights for MISVO with the frozen Fisher cost, all prompts in flight at once."""
+    """Memory above the weights for MISVO with the frozen Fisher cost, all prompts in flight at once.
+
+    A step decodes, lets caches and laws go, and then updates: what is told is the larger of the two.
+    """
     rows, V, d = rollouts * prompts, shape.vocabulary, shape.width
-    return {
-        **sampling_bytes(shape, rows, prompt, tokens, prompts),
-        "laws": max(rows * V * FP32, min(laws.BYTES, rows * tokens * V * FP32)),
+    kept = {
         "mean law": prompts * (V * FP32 if tied else tokens * V * law_bytes),
-        "shift": prompts * (V * FP32 if tied else min(2 * Shift.POSITIONS, tokens) * V * FP32),
+        "shift": prompts * (V * FP32 if tied else min(Shift.POSITIONS, tokens) * V * FP32),
         "expected rows": 2 * rows * tokens * d * FP32,  # of this step, and of the frozen estimate
     }
+    decoding = sampling_bytes(shape, rows, prompt, tokens, prompts)
+    decoding["laws"] = max(rows * V * FP32, min(laws.BYTES, rows * tokens * V * FP32))
+    updating = {
+        "cache": prompts * shape.cache(prompt),
+        "products": min(BLOCK_BYTES, (1 if tied else tokens) * V * FP32),
+    }
+    return kept | max(decoding, updating, key=lambda parts: sum(parts.values()))
 
 
 # Sizes from the models' published configurations; 16-bit weights and caches, as in the paper.

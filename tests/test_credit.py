@@ -56,6 +56,15 @@ def test_no_unit_is_left(additive):
     torch.testing.assert_close(Critic(T).advantages(1000 * prefixes + 7, 1000 * rewards + 7), 1000 * plain)
 
 
+def test_the_table_of_prefixes_keeps_every_digit():
+    """Behind the end of a short response stands its own reward: rounded to fp32, an offset would leave noise there."""
+    rewards = [1e9 + 0.125, None]
+    table = credit.prefix_rewards([[7] * 5, [7] * T], rewards, T, lambda prefixes: [1e9 + len(row) for row in prefixes])
+    asked = [cut for cut in cuts(T) if cut < 5]
+    assert table[0].tolist() == [1e9 + cut for cut in asked] + [rewards[0]] * (len(cuts(T)) - len(asked))
+    assert table[1].tolist() == [1e9 + cut for cut in cuts(T)]
+
+
 def test_what_could_not_be_scored_earns_nothing_and_spoils_nothing(additive):
     _, prefixes, rewards = additive
     prefixes, rewards = prefixes.clone(), rewards.clone()
@@ -112,6 +121,20 @@ def test_other_methods_score_no_prefixes():
     reward = Counting(True)
     misvo.steer(make_policy("llama"), "a b c", reward, method="best-of-n", rollouts=4, steps=2, max_new_tokens=8)
     assert reward.asked == 8
+
+
+@pytest.mark.parametrize("change", [lambda r: 1000 * r, lambda r: r + 1000, lambda r: 1e-6 * r])
+def test_auto_with_credit_has_no_unit_left(change):
+    """Responses end at different lengths here, so that cuts behind an end are part of it."""
+
+    def changed(completions, **_):
+        return [change(value) for value in letter_reward(completions)]
+
+    size = {"preset": "auto", "rollouts": 8, "steps": 5, "max_new_tokens": 24, "seed": 1, "credit": "prefix"}
+    policy = make_policy("llama")
+    plain, other = (misvo.steer(policy, "a b c", reward, **size) for reward in (letter_reward, changed))
+    assert len({len(c.tokens) for c in plain.candidates}) > 3
+    assert [c.tokens for c in other.candidates] == [c.tokens for c in plain.candidates]
 
 
 def test_sums_score_prefixes_when_all_their_parts_do():

@@ -96,22 +96,12 @@ class RewardModel:
         rows = [self._row(prompt, as_text(text)) for prompt, text in zip(prompts, completions, strict=True)]
         keys = [json.dumps(row) for row in rows]
         scores = {}  # a row without a token, such as an empty response without anything around it, has none
-        for batch in self._batches({key: row for key, row in zip(keys, rows, strict=True) if row["input_ids"]}):
+        different = [(key, row) for key, row in dict(zip(keys, rows, strict=True)).items() if row["input_ids"]]
+        lengths = [len(row["input_ids"]) for _, row in different]
+        for picks in of_like_length(lengths, 1 if self.pad is None else self.batch_size):
+            batch = dict(different[index] for index in picks)
             scores |= zip(batch, self._scores([*batch.values()]), strict=True)
         return [scores.get(key) for key in keys]
-
-    def _batches(self, rows):
-        """Different rows by length, together where they differ by at most a fifth, so that little is padding."""
-        batch, longest = {}, 0
-        for key, row in sorted(rows.items(), key=lambda item: -len(item[1]["input_ids"])):
-            length = len(row["input_ids"])
-            if batch and (self.pad is None or len(batch) == self.batch_size or length < 0.8 * longest):
-                yield batch
-                batch = {}
-            longest = length if not batch else longest
-            batch[key] = row
-        if batch:
-            yield batch
 
     @torch.no_grad()
     def _scores(self, rows):
@@ -170,6 +160,18 @@ class RewardModel:
         if "token_type_ids" in self.inputs and "token_type_ids" in encoded:
             row["token_type_ids"] = encoded["token_type_ids"]
         return row
+
+
+def of_like_length(lengths, size):
+    """Indices by length, at most `size` together, and only where they differ by at most a fifth: little is padding."""
+    batch = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batch and (len(batch) == size or lengths[index] < 0.8 * lengths[batch[0]]):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
 
 
 def _most(count, fits):

@@ -8,6 +8,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from misvo import embedded, linear
 from misvo.prompts import as_text
+from misvo.rewards.reward_model import of_like_length
 
 BATCH = 32
 
@@ -26,8 +27,7 @@ class SentenceEncoder:
     def __call__(self, texts: list[str]) -> torch.Tensor:
         rows = self.tokenizer(texts, truncation=True, max_length=256, return_attention_mask=False)["input_ids"]
         vectors = torch.empty(len(texts), self.model.config.hidden_size)
-        by_length = torch.tensor([len(row) for row in rows]).argsort()
-        for picks in by_length.split(BATCH):  # texts of like length together, so that little is padding
+        for picks in of_like_length([len(row) for row in rows], BATCH):
             batch = self.tokenizer.pad({"input_ids": [rows[index] for index in picks]}, return_tensors="pt")
             states = self.model(**batch).last_hidden_state  # (n, length, 384)
             mask = batch["attention_mask"][..., None].to(states.dtype)
