@@ -4,26 +4,27 @@
 
 Each curve moves one size and holds the others (K = 16, N = 2, T = 32, one prompt, the embedded model; the vocabulary is
 moved on a random one-layer body). Every point is a process of its own. Exponents are fitted to the points: time against
-size, and memory against size with its constant part taken off. `predicted` is `misvo.footprint`, the same formula that
-makes the table for the paper's models.
+size, and memory against size with its constant part taken off. Memory is measured twice: as the process grew, and as
+torch counts its tensors. `predicted` is `misvo.footprint`, the same formula that makes the table for the paper's
+models; it speaks of tensors, and the process takes some MiB more for kernels and what the allocator keeps.
 """
 
 import argparse
 import json
 import math
 
-from measure import PROMPTS, in_a_process_of_its_own, load, peak_bytes, seconds, write_json
+from measure import PROMPTS, allocated_bytes, in_a_process_of_its_own, load, peak_bytes, seconds, write_json
 
 import misvo
 from misvo.footprint import Shape, steering_bytes
 
 BASE = {"T": 32, "K": 16, "N": 2, "prompts": 1, "V": 49_152}
 CURVES = {
-    "T": [16, 32, 64],
-    "K": [4, 8, 16],
-    "N": [1, 2, 4],
-    "prompts": [1, 2, 4],
-    "V": [65_536, 131_072, 262_144],
+    "T": [8, 16, 32, 64, 128],
+    "K": [4, 8, 16, 32, 64],
+    "N": [1, 2, 4, 8],
+    "prompts": [1, 2, 4, 8],
+    "V": [65_536, 131_072, 196_608, 262_144],
 }
 NAMES = {"T": "tokens", "K": "rollouts", "N": "steps", "prompts": "prompts", "V": "vocabulary"}
 
@@ -39,11 +40,15 @@ def point(sizes, random_body):
     size = {"rollouts": sizes["K"], "steps": sizes["N"], "max_new_tokens": sizes["T"], "max_rows": rows}
     misvo.steer(policy, PROMPTS[0], len, rollouts=2, steps=2, max_new_tokens=4)  # imports and thread pools
     elapsed = []
-    peak = peak_bytes(lambda: elapsed.append(seconds(lambda: misvo.steer_many(policy, prompts, len, **size))))
+
+    def run():
+        elapsed.append(seconds(lambda: misvo.steer_many(policy, prompts, len, **size)))
+
+    peak, allocated = peak_bytes(run), allocated_bytes(run)
     longest = max(len(policy.encode(prompt)) for prompt in prompts)
     shape = Shape.of(policy)
     predicted = steering_bytes(shape, sizes["K"], longest, sizes["T"], prompts=sizes["prompts"])
-    return {"seconds": elapsed[0], "peak": peak, "predicted": sum(predicted.values())}
+    return {"seconds": elapsed[0], "peak": peak, "allocated": allocated, "predicted": sum(predicted.values())}
 
 
 def exponent(xs, ys):
@@ -72,7 +77,8 @@ def plot(curves, path):
         xs = [row["size"] for row in rows]
         top, bottom = axes[:, column]
         top.plot(xs, [row["seconds"] for row in rows], "o-")
-        bottom.plot(xs, [row["peak"] / 2**20 for row in rows], "o-", label="measured")
+        bottom.plot(xs, [row["peak"] / 2**20 for row in rows], "o-", label="process")
+        bottom.plot(xs, [row["allocated"] / 2**20 for row in rows], "s-", label="tensors")
         bottom.plot(xs, [row["predicted"] / 2**20 for row in rows], "x--", label="formula")
         bottom.set_xlabel(f"{NAMES[axis]} {axis if len(axis) == 1 else ''}")
         for chart in (top, bottom):
@@ -105,8 +111,9 @@ def main():
         by_memory = exponent(sizes, without_constant(sizes, [row["peak"] for row in rows]))
         print(f"\n{NAMES[axis]}: time ~ size^{by_time:.2f}, memory that grows ~ size^{by_memory:.2f}")
         for row in rows:
-            mib = row["peak"] / 2**20, row["predicted"] / 2**20
-            print(f"  {row['size']:>8} {row['seconds']:8.2f} s {mib[0]:8.0f} MiB, formula {mib[1]:6.0f}", flush=True)
+            mib = [row[name] / 2**20 for name in ("peak", "allocated", "predicted")]
+            memory = f"process {mib[0]:6.1f} MiB, tensors {mib[1]:6.1f}, formula {mib[2]:6.1f}"
+            print(f"  {row['size']:>8} {row['seconds']:8.2f} s; {memory}", flush=True)
     if arguments.plot:
         plot(curves, arguments.plot)
     write_json(arguments.json, {"base": BASE, "curves": curves})

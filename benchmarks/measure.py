@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import accumulate
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -53,6 +54,14 @@ def peak_bytes(call):
     with PeakMemory(torch.device("cpu")) as peak:
         call()
     return peak.bytes - before
+
+
+def allocated_bytes(call):
+    """The most that torch had allocated at once during a call, above what it held before: tensors and nothing else."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    changes = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(accumulate(event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns())))
 
 
 def in_a_process_of_its_own(script, *arguments):

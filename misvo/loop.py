@@ -86,7 +86,7 @@ def _drive(policy, runs, scoring, columns, on_step, settings):
                 engine = Engine(policy, settings.max_rows or run.rows_that_fit(), sampler(settings))
             decoding |= {id(rollouts): (index, run, rollouts) for rollouts in run.begin(engine)}
         for finished in engine.advance() if engine.busy else []:
-            index, run, _ = decoding.pop(id(finished))
+            index, run = decoding.pop(id(finished))[:2]
             scoring.submit(index, run, run.responses(finished), columns[index] if columns else {})
             del finished  # nothing of a step that is over may be held while the next one decodes
         for index, run, responses, rewards in scoring.ready(wait=not engine.busy):

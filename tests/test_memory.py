@@ -2,9 +2,14 @@
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
+from conftest import letter_reward, make_policy
+
+import misvo
+from misvo.decoding import Engine
 
 VOCAB, ROLLOUTS, LENGTH = 200_000, 16, 64
 
@@ -17,3 +22,23 @@ def test_peak_memory_is_a_fraction_of_one_full_tensor(options):
     peak = int(run.stdout.split()[0])
     full = 4 * ROLLOUTS * LENGTH * VOCAB
     assert 0 < peak < full / 4, f"{peak / 2**20:.0f} MiB of {full / 2**20:.0f}"
+
+
+def test_a_step_that_is_over_is_not_held_while_the_next_one_decodes(monkeypatch):
+    """But for the first one's expected rows, which the frozen Fisher matrix is made of."""
+    made, alive, advance, submit = [], [], Engine.advance, Engine.submit
+
+    def watched_submit(engine, request):
+        rollouts = submit(engine, request)
+        made.append(weakref.ref(rollouts.score_rows))
+        return rollouts
+
+    def watched_advance(engine):
+        finished = advance(engine)
+        alive.append([number for number, rows in enumerate(made) if rows() is not None])
+        return finished
+
+    monkeypatch.setattr(Engine, "submit", watched_submit)
+    monkeypatch.setattr(Engine, "advance", watched_advance)
+    misvo.steer(make_policy("llama"), "a b c", letter_reward, rollouts=4, steps=5, max_new_tokens=8)
+    assert len(made) == 5 and {tuple(numbers) for numbers in alive} == {(0,), (0, 1), (0, 2), (0, 3), (0, 4)}
