@@ -166,7 +166,7 @@ def steer(
         str | None, typer.Option(help="`int8`: quicker on a CPU, and another model.", rich_help_panel=MORE)
     ] = None,
     compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the body; a minute once, then quicker.", rich_help_panel=MORE)
+        bool, typer.Option("--compile", help="Compile the body, for GPUs; minutes, once.", rich_help_panel=MORE)
     ] = False,
     save: Annotated[Path | None, typer.Option(help="Folder for the steering vectors and all responses.")] = None,
     plot: Annotated[

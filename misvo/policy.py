@@ -74,7 +74,8 @@ class Policy:
         """Load an embedded model by its name, or any causal LM by Hugging Face id or folder.
 
         `quantize="int8"` makes the linear layers of the body int8, on a CPU: another policy, close to the first one,
-        that sampling, scores, Fisher matrices and KLs all speak of. `compile=True` compiles the body.
+        that sampling, scores, Fisher matrices and KLs all speak of. `compile=True` compiles the body, for GPUs: on a
+        CPU the layers that are packed without it are quicker (docs/speed.md).
         """
         known = name in embedded.MODELS
         folder = embedded.model_folder(name) if known else name
