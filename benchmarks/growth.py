@@ -84,6 +84,7 @@ def plot(curves, path):
         for chart in (top, bottom):
             chart.set_ylim(bottom=0)
             chart.set_xlim(left=0)
+            chart.locator_params(axis="x", nbins=3)
     axes[0, 0].set_ylabel("seconds")
     axes[1, 0].set_ylabel("peak MiB above the model")
     axes[1, 0].legend()
