@@ -17,7 +17,8 @@ ZERO = 128  # inputs are unsigned, with 128 for zero: oneDNN has no quick kernel
 
 def _onednn_serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
     plain = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
-    return plain and torch.backends.mkldnn.is_available() and not torch.is_grad_enabled()
+    differentiated = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    return plain and torch.backends.mkldnn.is_available() and not differentiated
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -28,6 +28,13 @@ def test_products_with_a_transposed_weight():
         torch.testing.assert_close(linear(x, weight.T), x @ weight, rtol=1e-4, atol=1e-4)
 
 
+def test_what_is_differentiated_stays_with_pytorch():
+    x, weight = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
+    linear(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad, weight.sum(0).expand(3, 8))
+    assert linear(x.detach(), weight).grad_fn is None  # and what is not goes the quick way, without `no_grad`
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_precisions_stay_with_pytorch(dtype):
     x, weight = torch.randn(3, 8).to(dtype), torch.randn(4, 8).to(dtype)
