@@ -8,7 +8,7 @@ to make it worth while. What it deliberately leaves out: text, rewards and updat
 
 import time
 import warnings
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
@@ -109,9 +109,11 @@ class Engine:
         segments = self._segments
         tokens = self._sample()
         ended = self._ends(tokens)
-        if self._completes(ended):
-            self._laws.flush()  # before its rows are let go: where memory runs out here, they begin again
-        self._finished += self._retire(ended)
+        complete = self._count(ended)
+        if complete:
+            self._laws.flush()  # before they are told to be finished: where memory runs out here, they begin again
+        self._finished += complete
+        self._retire(ended)
         if self._segments:
             self._step(tokens[~ended])
         return segments
@@ -285,21 +287,18 @@ class Engine:
         )
         return last | torch.isin(tokens, self.policy.eos_tokens.to(tokens.device)).cpu()
 
-    def _completes(self, ended):
-        """Whether some request has no row left after these."""
-        leaving = Counter()
+    def _count(self, ended):
+        """Take ended rows off what their requests wait for; gives the rollouts of requests that are complete."""
         for segment, block in self._blocks():
-            leaving[id(segment.job)] += int(ended[block].sum())
-        return any(segment.job.unfinished == leaving[id(segment.job)] for segment in self._segments)
+            segment.job.unfinished -= int(ended[block].sum())
+        complete = {id(segment.job): segment.job for segment in self._segments if segment.job.unfinished == 0}
+        return [job.rollouts for job in complete.values()]
 
     def _retire(self, ended):
-        """Let ended rows leave the batch; name the requests that have none left."""
-        finished, segments = [], []
+        """Let ended rows leave the batch."""
+        segments = []
         for segment, block in self._blocks():
             stays = ~ended[block]
-            segment.job.unfinished -= int((~stays).sum())
-            if segment.job.unfinished == 0:
-                finished.append(segment.job.rollouts)
             if stays.any():
                 segments.append(_Segment(segment.job, segment.rows[stays], segment.position + 1))
         self._segments = segments
@@ -313,7 +312,6 @@ class Engine:
             self._cache = self._hidden = self._depths = None
             if not self._waiting:  # all requests are complete, so no law waits for its product either
                 self._laws = Laws(self.policy.head)
-        return finished
 
     def _step(self, tokens):
         """Run the body on the last token of every row that goes on."""

@@ -67,15 +67,19 @@ def test_other_errors_are_not_swallowed():
         misvo.steer(policy, "a b c", letter_reward, **SETTINGS)
 
 
-@pytest.mark.parametrize("operation", ["replicate", "join"])
-def test_rows_for_which_there_was_no_room_are_not_lost(monkeypatch, operation):
+@pytest.mark.parametrize(
+    ("operation", "calls_before"),  # of "select", some are at a moment when a request has just ended
+    [("replicate", 0), ("join", 0), ("select", 0), ("select", 2), ("select", 4), ("select", 6)],
+)
+def test_rows_for_which_there_was_no_room_are_not_lost(monkeypatch, operation, calls_before):
     prompts = ["a b c", "q w e r t y", "m"]
     whole = misvo.steer_many(make_policy("llama"), prompts, letter_reward, **SETTINGS)
-    original, failures = getattr(kv, operation), [ERRORS[0]]
+    original, calls = getattr(kv, operation), []
 
     def limited(*arguments):
-        if failures:
-            raise failures.pop()
+        calls.append(arguments)
+        if len(calls) == calls_before + 1:
+            raise ERRORS[0]
         return original(*arguments)
 
     monkeypatch.setattr(kv, operation, limited)
