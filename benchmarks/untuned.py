@@ -1,7 +1,7 @@
 """Steering without tuning: `preset="auto"` against best-of-n, AISP and `preset="paper"`, three rewards, one setting.
 
     python benchmarks/untuned.py run --data PROMPTS.jsonl --first 40 --count 60 --out runs/untuned.jsonl
-    python benchmarks/untuned.py report --out runs/untuned.jsonl
+    python benchmarks/untuned.py report --out runs/untuned.jsonl --of auto
 
 Rewards of different scale: VADER's sentiment in [-1, 1], cosine similarity to a topic, Flesch reading ease in the tens.
 All methods sample from top-p 0.95. Best-of-n does not look at rewards, so its samples are scored by all three. Every
@@ -23,6 +23,7 @@ from misvo.rewards import as_reward, score
 
 METHODS = {
     "auto": {"preset": "auto"},
+    "auto-response": {"preset": "auto", "credit": "response"},  # as many scores as best-of-n: one for each response
     "best-of-n": {"method": "best-of-n", "top_p": 0.95},
     "aisp": {"method": "aisp", "top_p": 0.95},
     "paper": {"preset": "paper", "top_p": 0.95},
@@ -57,7 +58,11 @@ def run(arguments):
     for start in range(0, len(places), arguments.batch):
         batch = places[start : start + arguments.batch]
         for method in arguments.methods:
-            options = {**METHODS[method], **size, **json.loads(arguments.options if method == "auto" else "{}")}
+            options = {
+                **METHODS[method],
+                **size,
+                **json.loads(arguments.options if method.startswith("auto") else "{}"),
+            }
             for name, reward in rewards.items():
                 todo = [place for place in batch if (place, method, name) not in done]
                 if not todo:
@@ -102,7 +107,7 @@ def report(arguments):
     rows = {(row["prompt"], row["method"], row["reward"]): row for row in rows_of(arguments.out)}
     told = {}
     for name in REWARDS:
-        auto = {place: row for (place, method, reward), row in rows.items() if (method, reward) == ("auto", name)}
+        auto = {place: row for (place, method, reward), row in rows.items() if (method, reward) == (arguments.of, name)}
         plain = {place: row for (place, method, reward), row in rows.items() if (method, reward) == ("best-of-n", name)}
         places = sorted(set(auto) & set(plain))
         if not places:
@@ -127,11 +132,16 @@ def report(arguments):
         for method in METHODS:
             theirs = {p: row for (p, other, reward), row in rows.items() if (other, reward) == (method, name)}
             both = sorted(set(theirs) & set(auto))
-            if method == "auto" or not both:
+            if method == arguments.of or not both:
                 continue
             best = [{p: max(map(max, table[p]["rewards"])) for p in both} for table in (auto, theirs)]
             difference = paired_bootstrap(*best)
-            told[name][f"best of auto - {method}"] = [difference.mean, difference.low, difference.high, len(both)]
+            told[name][f"best of {arguments.of} - {method}"] = [
+                difference.mean,
+                difference.low,
+                difference.high,
+                len(both),
+            ]
     print(json.dumps(told, indent=2))
     write_json(arguments.json, {"report": told})
 
@@ -173,6 +183,7 @@ def main():
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     parser.add_argument("--rewards", nargs="*", default=list(REWARDS))
     parser.add_argument("--options", default="{}", help="settings of auto to change, as JSON")
+    parser.add_argument("--of", default="auto", choices=list(METHODS), help="the method to report on")
     parser.add_argument("--out", default="runs/untuned.jsonl")
     parser.add_argument("--json")
     arguments = parser.parse_args()
