@@ -95,6 +95,7 @@ def described(result, name, reward, own):
         "kl": [row["kl"] for row in result.trace],
         "diversity": [statistics.mean(map(diversity, texts[s * count : (s + 1) * count])) for s in (0, steps - 1)],
         "diversity_best": diversity(texts[max(range(len(values)), key=values.__getitem__)]),
+        "returned": [round(result.best.reward, 5), diversity(result.best.text)] if own else None,
     }
 
 
@@ -122,6 +123,7 @@ def report(arguments):
             "last mean": statistics.mean(statistics.mean(auto[p]["rewards"][-1]) for p in places),
             "room to the best reward seen, in the same": statistics.mean(room(auto[p], plain[p]) for p in places),
             "gains of 1.5": sum(value >= 1.5 for value in gains),
+            "returned": _means([auto[p]["returned"] for p in places if auto[p].get("returned")]),
             "nats at the end": [statistics.mean(nats), max(nats)],
             "ends within 10 nats": sum(value <= 10 for value in nats),
             "diversity of the last step": statistics.mean(auto[p]["diversity"][1] for p in places),
@@ -144,6 +146,11 @@ def report(arguments):
             ]
     print(json.dumps(told, indent=2))
     write_json(arguments.json, {"report": told})
+
+
+def _means(pairs):
+    """Mean reward and diversity of the responses that were returned, and of how many runs they are known."""
+    return [*map(statistics.mean, zip(*pairs, strict=True)), len(pairs)]
 
 
 def gain(steered, reference):
