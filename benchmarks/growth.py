@@ -109,8 +109,11 @@ def main():
             curves[axis].append({"size": size, **row})
         rows = curves[axis]
         by_time = exponent(sizes, [row["seconds"] for row in rows])
-        by_memory = exponent(sizes, without_constant(sizes, [row["peak"] for row in rows]))
-        print(f"\n{NAMES[axis]}: time ~ size^{by_time:.2f}, memory that grows ~ size^{by_memory:.2f}")
+        process, tensors = (
+            exponent(sizes, without_constant(sizes, [row[name] for row in rows])) for name in ("peak", "allocated")
+        )
+        print(f"\n{NAMES[axis]}: time ~ size^{by_time:.2f}, what grows of process and tensors ~ ", end="")
+        print(f"size^{process:.2f} and size^{tensors:.2f}")
         for row in rows:
             mib = [row[name] / 2**20 for name in ("peak", "allocated", "predicted")]
             memory = f"process {mib[0]:6.1f} MiB, tensors {mib[1]:6.1f}, formula {mib[2]:6.1f}"

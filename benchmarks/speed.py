@@ -12,7 +12,7 @@ in a process of its own, above the loaded model.
 import argparse
 import statistics
 
-from measure import PROMPTS, in_a_process_of_its_own, load, peak_bytes, seconds, spread, write_json
+from measure import PROMPTS, allocated_bytes, in_a_process_of_its_own, load, peak_bytes, seconds, spread, write_json
 
 import torch  # isort: skip - measure sets the environment that torch reads
 from transformers import AutoModelForCausalLM
@@ -85,6 +85,7 @@ def main():
     parser.add_argument("--law-dtype", default="float32", help="of misvo paper")
     parser.add_argument("--longer", type=int, default=0, help="repeat the prompt so many times more")
     parser.add_argument("--peak", help="print the peak memory of this competitor, and nothing else")
+    parser.add_argument("--tensors", action="store_true", help="with --peak: of torch's tensors, not of the process")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     policy = load(quantize=arguments.quantize, compile=arguments.compile)
@@ -92,7 +93,8 @@ def main():
     prompts = [" ".join([prompt] * (1 + arguments.longer)) for prompt in PROMPTS]
     if arguments.peak:
         misvo.steer(policy, PROMPTS[1], len, rollouts=2, steps=2, max_new_tokens=4)  # imports and thread pools
-        print(peak_bytes(lambda: calls[arguments.peak](prompts[0])))
+        measured = allocated_bytes if arguments.tensors else peak_bytes
+        print(measured(lambda: calls[arguments.peak](prompts[0])))
         return
     names = arguments.only or list(calls)
     times, stages = {name: [] for name in names}, {}

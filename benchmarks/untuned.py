@@ -54,15 +54,12 @@ def run(arguments):
     done = {(row["prompt"], row["method"], row["reward"]) for row in rows_of(arguments.out)}
     rewards = {name: as_reward(spec) for name, spec in REWARDS.items() if name in arguments.rewards}
     size = {"rollouts": arguments.rollouts, "steps": arguments.steps, "max_new_tokens": arguments.max_new_tokens}
+    changes = json.loads(arguments.options)
     Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(places), arguments.batch):
         batch = places[start : start + arguments.batch]
         for method in arguments.methods:
-            options = {
-                **METHODS[method],
-                **size,
-                **json.loads(arguments.options if method.startswith("auto") else "{}"),
-            }
+            options = METHODS[method] | size | (changes if method.startswith("auto") else {})
             for name, reward in rewards.items():
                 todo = [place for place in batch if (place, method, name) not in done]
                 if not todo:
@@ -74,14 +71,14 @@ def run(arguments):
                     for place, result in zip(todo, results, strict=True):
                         shared = rewards if method == "best-of-n" else {name: reward}
                         for other, scorer in shared.items():
-                            row = described(result, other, scorer, other == name)
+                            row = described(result, scorer, other == name)
                             row |= {"prompt": place, "method": method, "reward": other, "seconds": elapsed}
                             done.add((place, method, other))
                             file.write(json.dumps(row) + "\n")
                 print(f"{batch[0]}-{batch[-1]} {method:10} {name:13} {elapsed:6.1f} s a prompt", flush=True)
 
 
-def described(result, name, reward, own):
+def described(result, reward, own):
     """What the report needs of a run; `own` says whether the run was scored by this reward."""
     texts = [candidate.text for candidate in result.candidates]
     values = [candidate.reward for candidate in result.candidates]
@@ -105,11 +102,11 @@ def rows_of(path):
 
 
 def report(arguments):
-    rows = {(row["prompt"], row["method"], row["reward"]): row for row in rows_of(arguments.out)}
-    told = {}
+    rows, told = {}, {}
+    for row in rows_of(arguments.out):
+        rows.setdefault((row["method"], row["reward"]), {})[row["prompt"]] = row
     for name in REWARDS:
-        auto = {place: row for (place, method, reward), row in rows.items() if (method, reward) == (arguments.of, name)}
-        plain = {place: row for (place, method, reward), row in rows.items() if (method, reward) == ("best-of-n", name)}
+        auto, plain = rows.get((arguments.of, name), {}), rows.get(("best-of-n", name), {})
         places = sorted(set(auto) & set(plain))
         if not places:
             continue
@@ -123,7 +120,6 @@ def report(arguments):
             "last mean": statistics.mean(statistics.mean(auto[p]["rewards"][-1]) for p in places),
             "room to the best reward seen, in the same": statistics.mean(room(auto[p], plain[p]) for p in places),
             "gains of 1.5": sum(value >= 1.5 for value in gains),
-            "returned": _means([auto[p]["returned"] for p in places if auto[p].get("returned")]),
             "nats at the end": [statistics.mean(nats), max(nats)],
             "ends within 10 nats": sum(value <= 10 for value in nats),
             "diversity of the last step": statistics.mean(auto[p]["diversity"][1] for p in places),
@@ -132,25 +128,28 @@ def report(arguments):
             "reached it at all": sum(count is not None for count in reach),
         }
         for method in METHODS:
-            theirs = {p: row for (p, other, reward), row in rows.items() if (other, reward) == (method, name)}
-            both = sorted(set(theirs) & set(auto))
-            if method == arguments.of or not both:
-                continue
-            best = [{p: max(map(max, table[p]["rewards"])) for p in both} for table in (auto, theirs)]
-            difference = paired_bootstrap(*best)
-            told[name][f"best of {arguments.of} - {method}"] = [
-                difference.mean,
-                difference.low,
-                difference.high,
-                len(both),
-            ]
+            if method != arguments.of and (method, name) in rows:
+                theirs = best(rows[method, name])
+                told[name][f"best of {arguments.of} - {method}"] = compared(best(auto), theirs)
+        returned = {place: row["returned"] for place, row in auto.items() if row.get("returned")}
+        if returned:
+            told[name]["diversity of what was returned"] = statistics.mean(varied for _, varied in returned.values())
+            chosen = {place: value for place, (value, _) in returned.items()}
+            told[name]["returned - best of best-of-n"] = compared(chosen, best(plain))
     print(json.dumps(told, indent=2))
     write_json(arguments.json, {"report": told})
 
 
-def _means(pairs):
-    """Mean reward and diversity of the responses that were returned, and of how many runs they are known."""
-    return [*map(statistics.mean, zip(*pairs, strict=True)), len(pairs)]
+def best(table):
+    """The highest reward of each prompt."""
+    return {place: max(map(max, row["rewards"])) for place, row in table.items()}
+
+
+def compared(ours, theirs):
+    """Mean difference on the prompts that both have, its 95 % interval, and how many prompts that are."""
+    both = sorted(set(ours) & set(theirs))
+    difference = paired_bootstrap({p: ours[p] for p in both}, {p: theirs[p] for p in both})
+    return [difference.mean, difference.low, difference.high, len(both)]
 
 
 def gain(steered, reference):

@@ -158,12 +158,12 @@ class Fisher:
         between = torch.einsum("ktd,kt->td", m, torch.einsum("ktd,td->kt", m, u)) / len(m) - alive * along * centre
         product = torch.empty_like(u)
         for block in position_blocks(len(u), self.head):
-            product[block] = self._variance(u[block], along[block], block, None if shift is None else shift[block])
+            product[block] = self._variance(block, u, along, shift)
         return product - between
 
-    def _variance(self, u, along, block, shift):
-        """G̃u of some positions; at most one array of the block's size is alive at a time."""
-        logits = self.head.shift(u).sub_(along) if shift is None else shift - along
+    def _variance(self, block, u, along, shift):
+        """G̃u of a block of positions; at most one array of its size is alive at a time."""
+        logits = self.head.shift(u[block]).sub_(along[block]) if shift is None else shift[block] - along[block]
         weighted = logits.mul_(self.mean_probs[block])  # p̄_v (w_v − m̄)·u, (b, V)
         # Their sum is zero but for the rounding of p̄; taking it off keeps the matrix symmetric.
         return self.head.project(weighted) - weighted.sum(-1, keepdim=True) * self._centre[block]
