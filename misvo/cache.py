@@ -1,13 +1,13 @@
 """Key-value caches of transformers as batches of rows: replicate, join, select, trim.
 
-Rows of different lengths share a batch by left padding, and the padding is data, not computation: a prompt is
-always read alone, its cache is padded afterwards, so what it holds cannot depend on its batch mates. Works on
-full and sliding attention and on convolution or recurrent states (LFM2 and other hybrids); `reorder_cache` is used
-throughout because it is the one batch operation that all of these layers have.
+A prompt is always read alone and its cache is padded afterwards, so what it holds cannot depend on its batch mates.
+Works on full and sliding attention and on convolution or recurrent states (LFM2 and other hybrids); `reorder_cache` is
+used throughout because it is the one batch operation that all of these layers have.
 
-Full attention, the common case, gets a layer of its own (`misvo.rows.RowLayer`) that writes each token in place, where
-the layers of transformers copy all that they hold for every token. A cache of nothing else also need not close ranks
-when rows leave: the last rows take the empty places, and `slots` says where each row of the batch is.
+Rows of different lengths share a batch in one of two ways. Where all attention is full and takes its mask from the keys
+(`aligns`), rows begin at one column (`misvo.rows`), and `columns` says where each of them stands. Elsewhere they end at
+one column, padded on the left, and the model makes its masks. A cache of nothing but full attention also need not close
+ranks when rows leave: the last rows take the empty places, and `slots` says where each row of the batch is.
 """
 
 import copy
@@ -24,7 +24,8 @@ from transformers.cache_utils import (
 )
 
 from misvo.errors import MisvoError
-from misvo.rows import RowLayer
+from misvo.padded import PaddedLayer
+from misvo.rows import Columns, RowLayer
 
 # Exact types: a subclass may keep more state than these functions know of.
 MERGEABLE = (
@@ -35,28 +36,40 @@ MERGEABLE = (
 )
 
 
-def replicate(cache: Cache, rows: int, room: int = 0) -> Cache:
+def aligns(cache: Cache, attention: str | None) -> bool:
+    """Whether rows can begin at one column: full attention by sdpa on a CPU, or states that have no columns.
+
+    On a GPU the fused kernels know either a mask or grouped heads, so there the model gets its mask as usual.
+    """
+    if attention != "sdpa" or not {type(layer) for layer in cache.layers} <= {DynamicLayer, LinearAttentionLayer}:
+        return False
+    return all(layer.device.type == "cpu" for layer in cache.layers if type(layer) is DynamicLayer)
+
+
+def replicate(cache: Cache, rows: int, room: int = 0, aligned: bool = False) -> Cache:
     """A new cache with `rows` copies of the single row of `cache`, which stays as it is, and room for more tokens."""
     fresh = copy.copy(cache)
-    fresh.layers = [_replicated(layer, rows, room) for layer in cache.layers]
-    fresh.slots = torch.arange(rows) if {type(layer) for layer in fresh.layers} == {RowLayer} else None
+    fresh.columns = Columns() if aligned else None
+    fresh.layers = [_replicated(layer, rows, room, fresh.columns) for layer in cache.layers]
+    plain = all(isinstance(layer, RowLayer | PaddedLayer) for layer in fresh.layers)
+    fresh.slots = torch.arange(rows) if plain else None
     return fresh
 
 
-def _replicated(layer, rows, room):
+def _replicated(layer, rows, room, columns):
     if type(layer) is DynamicLayer:
-        return RowLayer(layer, rows, room)
+        return PaddedLayer(layer, rows, room) if columns is None else RowLayer(layer, rows, room, columns)
     layer = copy.deepcopy(layer)
     layer.reorder_cache(torch.zeros(rows, dtype=torch.long))
     return layer
 
 
 def join(cache: Cache, single: Cache, rows: int, room: int = 0) -> None:
-    """Add `rows` copies of the single row of `single` to a batch, in place; shorter rows are padded on the left."""
+    """Add `rows` copies of the single row of `single` to a batch, in place."""
     if cache.slots is not None:
         cache.slots = torch.cat([cache.slots, len(cache.slots) + torch.arange(rows)])
     for index, layer in enumerate(cache.layers):
-        if isinstance(layer, RowLayer):
+        if isinstance(layer, RowLayer | PaddedLayer):
             layer.join(single.layers[index], rows, room)
             continue
         if type(layer) not in MERGEABLE:
@@ -64,7 +77,7 @@ def join(cache: Cache, single: Cache, rows: int, room: int = 0) -> None:
                 f"this model's cache layer {type(layer).__name__} cannot hold several prompts at once: "
                 "steer one prompt at a time with rollouts no larger than max_rows."
             )
-        layers = [layer, _replicated(single.layers[index], rows, room)]
+        layers = [layer, _replicated(single.layers[index], rows, room, None)]
         if isinstance(layer, DynamicLayer):
             _merge_attention(layers)
         if isinstance(layer, LinearAttentionLayer):
@@ -87,9 +100,9 @@ def select(cache: Cache, keep: torch.Tensor) -> None:
 
 
 def trim(cache: Cache, columns: int) -> None:
-    """Drop the first `columns` columns, in place: padding that no row needs any more."""
-    for layer in cache.layers:
-        if isinstance(layer, RowLayer):
+    """Drop the first `columns` columns, in place: padding that no row needs any more. Aligned rows have none."""
+    for layer in cache.layers if cache.columns is None else []:
+        if isinstance(layer, PaddedLayer):
             layer.trim(columns)
             continue
         if isinstance(layer, DynamicSlidingWindowLayer):

@@ -23,11 +23,11 @@ from misvo.sampling import Sampler
 
 @dataclass
 class _Job:
-    """A request under way: its buffers, its uniform numbers and how many rows have not ended."""
+    """A request under way: its buffers, the keys of its races and how many rows have not ended."""
 
     request: Request
     rollouts: Rollouts
-    uniforms: torch.Tensor  # (K, T)
+    keys: torch.Tensor  # (K, T)
     unfinished: int
 
 
@@ -164,8 +164,8 @@ class Engine:
         if request.keep_fisher:  # where the score and the Fisher matrix speak of the same law, one buffer serves both
             shared = request.keep_scores and self.sampler.samples_whole_law and request.keep_fisher == "steered"
             rollouts.fisher_rows = rollouts.score_rows if shared else zeros(*state)
-        uniforms = request.stream.uniforms(request.step, request.rollouts, length).to(device)
-        return _Job(request, rollouts, uniforms, unfinished=rows)
+        keys = request.stream.keys(request.step, request.rollouts, length).to(device)
+        return _Job(request, rollouts, keys, unfinished=rows)
 
     def _admit(self):
         """Move waiting segments into the batch while there is room for them whole."""
@@ -178,7 +178,8 @@ class Engine:
             depth = torch.full((count,), prefix.length)
             hidden, room = prefix.hidden.expand(count, -1), segment.job.request.max_new_tokens
             if not self._segments:
-                self._cache, self._hidden, self._depths = kv.replicate(prefix.cache, count, room), hidden, depth
+                self._cache = self.policy.replicate(prefix, count, room)
+                self._hidden, self._depths = hidden, depth
             else:
                 kv.join(self._cache, prefix.cache, count, room)
                 self._hidden = torch.cat([self._hidden, hidden])
@@ -206,8 +207,8 @@ class Engine:
             for shift, (segment, block) in zip(shifts, self._blocks(), strict=True)
         ]
         partition, ref_partition, kl = (torch.cat(values) for values in zip(*laws, strict=True))
-        uniforms = torch.cat([s.job.uniforms[s.rows, s.position] for s in self._segments])
-        tokens, kept = sampler.draw(probs, uniforms)
+        keys = torch.cat([s.job.keys[s.rows, s.position] for s in self._segments])
+        tokens, kept = sampler.draw(probs, keys)
         chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
         record = {
             "tokens": tokens,
@@ -217,7 +218,7 @@ class Engine:
             "hidden": self._hidden,
         }
         if kept is not None and any(segment.job.request.keep_scores for segment in self._segments):
-            record["score_rows"] = head.project_sparse(kept)
+            record["score_rows"] = head.project(kept) if torch.is_tensor(kept) else head.project_entries(kept)
         wanted = []
         for segment, block in self._blocks():
             wanted += self._record(segment, block, record, probs[block], dense=kept is None)

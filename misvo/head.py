@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import embedding_bag
 
 from misvo.linear import linear
+from misvo.race import Entries
 from misvo.tie import Tie
 
 BLOCK_BYTES = 16 * 2**20  # working memory of one block of a chunked product
@@ -55,16 +56,24 @@ class Head:
             out.addmm_(x[:, start : start + len(block)], block)
         return self._scaled(out)
 
-    def project_sparse(self, x: torch.Tensor) -> torch.Tensor:
-        """Wᵀx as `project`, for an x that is mostly zeros: on a CPU, rows of W are gathered where it is not."""
-        if self.device.type != "cpu" or self.weight.dtype != self.dtype:
-            return self.project(x)
-        rows, tokens = x.nonzero(as_tuple=True)
-        if len(tokens) > x.numel() // GATHER_SHARE:
-            return self.project(x)
-        starts = torch.bincount(rows, minlength=len(x)).cumsum(0).roll(1)
-        starts[0] = 0
-        return self._scaled(embedding_bag(tokens, self.weight, starts, mode="sum", per_sample_weights=x[rows, tokens]))
+    def project_entries(self, x: Entries) -> torch.Tensor:
+        """Wᵀx as `project`, for an x that is mostly zeros: rows of W are gathered, or multiplied where they are many.
+
+        Which of the two is decided for each row by itself, so that its last digits do not depend on its batch mates.
+        """
+        if self.weight.dtype != self.dtype:
+            return self.project(x.dense())
+        counts = torch.bincount(x.rows, minlength=x.shape[0])
+        wide = counts > x.shape[1] // GATHER_SHARE
+        if wide.all():
+            return self.project(x.dense())
+        narrow, counts = ~wide[x.rows], counts.masked_fill(wide, 0)
+        product = embedding_bag(
+            x.tokens[narrow], self.weight, counts.cumsum(0) - counts, mode="sum", per_sample_weights=x.mass[narrow]
+        )
+        if wide.any():
+            product[wide] = linear(x.dense()[wide], self.weight.T)
+        return self._scaled(product)
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """W[y], (...) -> (..., d)."""

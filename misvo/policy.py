@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from misvo import embedded, linear
-from misvo.cache import bytes_per_row
+from misvo import cache as kv
+from misvo import embedded, int8, linear
 from misvo.decoding import Engine
 from misvo.errors import MisvoError
 from misvo.head import Head, Shift
 from misvo.prompts import Prompt, render
 from misvo.rollouts import Request
-from misvo.rows import brings_masks
 from misvo.sampling import RandomStream, Sampler
 
 # Names under which configs keep a scalar on the logits, and what it multiplies them by.
@@ -94,7 +93,7 @@ class Policy:
         if device is not None:
             model = model.to(device)
         if quantize is not None:
-            linear.quantize(model.base_model, quantize)
+            int8.quantize(model.base_model, quantize)
         elif not compile:  # a compiler makes its own choice of kernels
             linear.pack(model.base_model)
         if compile:
@@ -138,16 +137,14 @@ class Policy:
         if cache.slots is not None:  # rows stand in the cache in an order of its own
             order = cache.slots.argsort()
             tokens, depths = tokens[order.to(tokens.device)], depths[order]
-        pads, mask = int(depths.max()) - depths, None  # rows of one length need no mask
-        if pads.any():
-            mask = (torch.arange(int(depths.max()) + 1) >= pads[:, None]).to(self.device)
-        if brings_masks(self.config, cache):
-            for layer in cache.layers:
-                layer.mask = None if mask is None else mask[:, None, None]
-            mask = None
+        mask = None
+        if cache.columns is not None:
+            cache.columns.stand_at(depths)
+        elif (pads := int(depths.max()) - depths).any():  # rows of one length need no mask
+            mask = (torch.arange(int(depths.max()) + 1) >= pads[:, None]).long().to(self.device)
         output = self.body(
             input_ids=tokens.to(self.device)[:, None],
-            attention_mask=None if mask is None else mask.long(),
+            attention_mask=mask,
             position_ids=depths.to(self.device)[:, None],
             past_key_values=cache,
             use_cache=True,
@@ -155,13 +152,18 @@ class Policy:
         hidden = output.last_hidden_state[:, -1].to(self.head.device)
         return hidden if cache.slots is None else hidden[cache.slots.to(hidden.device)]
 
+    def replicate(self, prefix: Prefix, rows: int, room: int):
+        """A cache of `rows` copies of a prompt that has been read, with room for so many tokens more."""
+        aligned = kv.aligns(prefix.cache, getattr(self.config, "_attn_implementation", None))
+        return kv.replicate(prefix.cache, rows, room, aligned)
+
     def rows_that_fit(self, prefix: Prefix, max_new_tokens: int, extra: int = 0, memory: int | None = None) -> int:
         """How many rows may decode at once within `memory` bytes, or half of what is free now (at most 256).
 
         `extra` is what a row takes beside its cache and its laws, in bytes.
         """
         memory = memory or _free_memory(self.head.device) // 2
-        per_token, fixed = bytes_per_row(prefix.cache)
+        per_token, fixed = kv.bytes_per_row(prefix.cache)
         # Some layers of a cache are copied as they grow, and sampling holds about four vocabulary-sized vectors a row.
         row = 2 * (per_token * (prefix.length + max_new_tokens) + fixed) + 16 * self.head.vocab_size + extra
         return max(1, min(256, int(memory / row)))

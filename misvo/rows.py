@@ -1,98 +1,104 @@
-"""A full-attention cache layer for decoding many rows: one buffer, written in place, with room to grow.
+"""A full-attention cache layer in which every row begins at column 0 and nothing depends on its batch mates.
 
-The layers of transformers concatenate: each token copies all keys and values of all rows, which took a third of the
-time of 64 rows here. And where rows of different lengths need a mask, transformers repeats the keys of grouped heads to
-full width, nine times as slow on a CPU as leaving them grouped. `RowLayer` mends both without a change to the model: it
-hands attention its own slice of the buffer, and, where rows are padded, keys that bring their mask along.
+The layers of transformers concatenate: each token copies all keys and values of all rows, a third of the time of 64
+rows here. And where rows of different lengths need a mask, transformers repeats the keys of grouped heads to full
+width, nine times as slow on a CPU as leaving them grouped. `RowLayer` mends both without a change to the model: each
+token is written in place, at the column where its row stands, and attention gets keys that bring their mask along.
+
+Sums over keys then have the same order whatever else is in the batch: what a row cannot see lies behind what it sees,
+and adds exact zeros. Attention on a CPU needs two more things for the same bits (PyTorch's kernel, fp32). Its threads
+have scratch memory of width + 2 + head size floats each, and products round differently where that is no multiple of a
+cache line; and a last incomplete vector of columns is exponentiated by another routine, so nobody may see anything in
+it. `visible_width` chooses widths accordingly. Beyond 512 columns the kernel goes in blocks, and the last bits may
+depend on the mates again.
 """
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import DynamicLayer
 
+LINE = 16  # floats in a cache line, and in the widest vector
+
+
+def visible_width(tokens: int, head_size: int) -> int:
+    """Columns that attention looks at where the longest row has so many tokens."""
+    return -(-tokens // LINE) * LINE + (-2 - head_size) % LINE
+
+
+class Columns:
+    """Where the rows of a batch stand, for all layers of its cache: the column of each row's next token."""
+
+    def __init__(self):
+        self.depths, self.rows, self._masks = None, None, {}
+
+    def stand_at(self, depths: torch.Tensor) -> None:
+        """Row b has read depths[b] tokens."""
+        self.depths, self.rows, self._masks = depths, torch.arange(len(depths)), {}
+        self.deepest = int(depths.max())
+        self.level = bool((depths == self.deepest).all())
+
+    def mask(self, width: int) -> torch.Tensor:
+        """What each row may look at once its next token is written, (rows, 1, 1, width)."""
+        if width not in self._masks:
+            self._masks[width] = (torch.arange(width) <= self.depths[:, None])[:, None, None]
+        return self._masks[width]
+
 
 class RowLayer(DynamicLayer):
-    """Keys and values (rows, heads, columns, width); the live ones are rows [0, count) and columns [start, end)."""
+    """Keys and values (rows, heads, columns, width); the live rows are [0, count)."""
 
-    def __init__(self, single: DynamicLayer, rows: int, room: int):
+    def __init__(self, single: DynamicLayer, rows: int, room: int, columns: Columns):
         super().__init__()
         self.dtype, self.device, self.is_initialized = single.dtype, single.device, True
-        self.count, self.start, self.end = rows, 0, single.keys.shape[-2]
-        self.mask = None  # (rows, 1, 1, columns) bool: what each row may look at, while some rows are padded
-        self.buffers = []
-        for states in (single.keys, single.values):
-            _, heads, length, width = states.shape
-            buffer = states.new_empty(rows, heads, length + room, width)
-            buffer[:, :, :length] = states
-            self.buffers.append(buffer)
-        self._look()
+        self.columns, self.count = columns, 0
+        self.buffers = [states.new_zeros(0, *states.shape[1:]) for states in (single.keys, single.values)]
+        self.join(single, rows, room)
 
     def update(self, key_states, value_states, *args, **kwargs):
-        tokens = key_states.shape[-2]
-        self._reserve(self.count, left=0, right=tokens)
+        place = self.columns
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer[: self.count, :, self.end : self.end + tokens] = states
-        self.end += tokens
-        self._look()
-        return (self.keys if self.mask is None else MaskedKeys.of(self.keys, self.mask)), self.values
+            if place.level:
+                buffer[: self.count, :, place.deepest] = states[:, :, 0]
+            else:
+                buffer[place.rows, :, place.depths] = states[:, :, 0]
+        width = visible_width(place.deepest + 1, key_states.shape[-1])
+        self._look(width)
+        return MaskedKeys.of(self.keys, place.mask(width)), self.values
 
     def join(self, single: DynamicLayer, rows: int, room: int) -> None:
-        """Add `rows` copies of a single row, aligned at the right end."""
-        length, width = single.keys.shape[-2], self.end - self.start
-        deeper = max(0, length - width)
-        self._reserve(self.count + rows, left=deeper, right=1, room=room)
-        old, new = slice(0, self.count), slice(self.count, self.count + rows)
+        """Add `rows` copies of a single row, with room for so many tokens behind it."""
+        length, head_size = single.keys.shape[-2:]
+        self._reserve(self.count + rows, visible_width(length + room, head_size))
         for buffer, states in zip(self.buffers, (single.keys, single.values), strict=True):
-            buffer[old, :, self.start - deeper : self.start] = 0  # padding must be finite, even where nobody looks
-            buffer[new, :, self.start : self.end - length] = 0
-            buffer[new, :, self.end - length : self.end] = states
-        self.count, self.start = self.count + rows, self.start - deeper
-        self._look()
+            buffer[self.count : self.count + rows, :, :length] = states
+        self.count += rows
+        self._look(max(length, self.keys.shape[-2] if self.count > rows else 0))
 
     def reorder_cache(self, beam_idx) -> None:
         """Keep the given rows, in their new order."""
         for buffer, states in zip(self.buffers, (self.keys, self.values), strict=True):
-            buffer[: len(beam_idx), :, self.start : self.end] = states.index_select(0, beam_idx.to(states.device))
+            buffer[: len(beam_idx), :, : states.shape[-2]] = states.index_select(0, beam_idx)
         self.count = len(beam_idx)
-        self._look()
+        self._look(self.keys.shape[-2])
 
     def move(self, sources: torch.Tensor, targets: torch.Tensor, count: int) -> None:
         """Put some rows in the place of others, and keep the first `count`."""
         for states in (self.keys, self.values):
-            states[targets.to(states.device)] = states[sources.to(states.device)]
+            states[targets] = states[sources]
         self.count = count
-        self._look()
+        self._look(self.keys.shape[-2])
 
-    def trim(self, columns: int) -> None:
-        """Forget the first columns."""
-        self.start += columns
-        self._look()
+    def _look(self, width):
+        self.keys, self.values = (buffer[: self.count, :, :width] for buffer in self.buffers)
 
-    def _look(self):
-        self.keys, self.values = (buffer[: self.count, :, self.start : self.end] for buffer in self.buffers)
-
-    def _reserve(self, rows, left, right, room=0):
-        """Make sure that there are so many rows, and so many free columns on either side of the live ones.
-
-        Where that takes a move, it makes `room` on the right, so that the next one is far.
-        """
-        held, _, columns, _ = self.buffers[0].shape
-        if rows <= held and left <= self.start and self.end + right <= columns:
+    def _reserve(self, rows, columns):
+        """Make sure that there are so many rows and columns. What nobody wrote is zero: it must be finite."""
+        held, heads, width, _ = self.buffers[0].shape
+        if rows <= held and columns <= width:
             return
-        width, right = self.end - self.start, max(right, room)
-        needed = left + width + right
-        roomy = needed + needed // 8 <= columns  # moving to the left end frees enough to be worth the copy
         for index, buffer in enumerate(self.buffers):
-            live = buffer[: self.count, :, self.start : self.end]
-            if rows <= held and roomy:
-                live = live.clone()
-            else:
-                spare = needed // 8 if rows <= held else 0  # ran out while decoding: do not run out again at once
-                size = (max(rows, held), buffer.shape[1], max(columns, needed + spare), buffer.shape[3])
-                self.buffers[index] = buffer = buffer.new_empty(size)
-            buffer[: self.count, :, left : left + width] = live
-        self.start, self.end = left, left + width
-        self._look()
+            self.buffers[index] = buffer.new_zeros(max(rows, held), heads, max(columns, width), buffer.shape[-1])
+            self.buffers[index][: self.count, :, :width] = buffer[: self.count]
 
 
 class MaskedKeys(torch.Tensor):
@@ -117,13 +123,3 @@ class MaskedKeys(torch.Tensor):
             if rest or kwargs.get("attn_mask") is not None:
                 raise TypeError("keys that bring their mask met a second mask")
             return func(query, keys.as_subclass(torch.Tensor), values, **{**kwargs, "attn_mask": keys.mask})
-
-
-def brings_masks(model_config, cache) -> bool:
-    """Whether attention of this model, on this cache, takes its mask from the keys: sdpa, full attention, a CPU.
-
-    On a GPU the fused kernels know either a mask or grouped heads, so there the model gets its mask as usual.
-    """
-    if getattr(model_config, "_attn_implementation", None) != "sdpa":
-        return False
-    return all(isinstance(layer, RowLayer) and layer.device.type == "cpu" for layer in cache.layers)

@@ -1,15 +1,17 @@
 """From logits to tokens: temperature, top-p, and random numbers that depend on nothing but their address.
 
 The sampler is part of the policy. At temperature τ the policy is softmax(z/τ); under top-p it is that law cut to
-its nucleus and renormalised. A token comes from one uniform number by inverse CDF, and that number is a function
-of (seed, prompt, step, rollout, position) alone: batch mates, resume and the number of workers cannot change it.
+its nucleus and renormalised. A token comes from a race whose times are a function of (seed, prompt, step, rollout,
+position, token) alone (`misvo.race`): batch mates, resume and the number of workers cannot change them.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+
+from misvo.race import Entries, race, race_with_all_times
 
 TOKENS, NOISE = 0, 1  # separate streams for sampled tokens and for noise that a method may want
 
@@ -22,10 +24,10 @@ class RandomStream:
         digest = hashlib.blake2b(address.encode(), digest_size=16).digest()
         self.key = np.frombuffer(digest, dtype=np.uint64)
 
-    def uniforms(self, step: int, rollouts: range, length: int) -> torch.Tensor:
-        """One number in [0, 1) per rollout and position, (K, T) in fp64; a longer row begins like a shorter one."""
+    def keys(self, step: int, rollouts: range, length: int) -> torch.Tensor:
+        """64 random bits per rollout and position, the key of its race, (K, T); longer rows begin like shorter ones."""
         raw = np.stack([self._philox(TOKENS, step, rollout).random_raw(length) for rollout in rollouts])
-        return torch.from_numpy((raw >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+        return torch.from_numpy(raw.view(np.int64))
 
     def generator(self, step: int, rollout: int) -> np.random.Generator:
         """A generator for any other noise of this rollout, such as the Gaussian vectors of AISP."""
@@ -45,6 +47,12 @@ def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
     """
     kept = torch.where(probs >= _threshold(probs, top_p)[:, None], probs, 0.0)
     return kept.div_(kept.sum(-1, keepdim=True))
+
+
+def nucleus_entries(probs: torch.Tensor, top_p: float) -> Entries:
+    """The same law on a CPU, without its zeros."""
+    kept = Entries.where(probs.numpy() >= _threshold(probs, top_p)[:, None].numpy(), probs)
+    return replace(kept, mass=(kept.mass / kept.row_sums()[kept.rows]).to(probs.dtype))
 
 
 def _threshold(probs, top_p):
@@ -76,33 +84,6 @@ def _least_kept(falling, top_p):
     return least, falling[:, -1] >= least
 
 
-def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The index at which the running sum of each row first exceeds its uniform share of the total, (B, n) -> (B,).
-
-    Two levels, so that only √n numbers per row are summed in order, in fp64: the blocks, then one block.
-    """
-    rows, size = weights.shape
-    block = 1 << max(0, (size.bit_length() + 1) // 2)
-    whole = size // block * block
-    sums = weights[:, :whole].view(rows, -1, block).sum(-1).double()
-    if whole < size:
-        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True).double()], dim=-1)
-    ends = sums.cumsum(-1)
-    target = uniforms.to(ends)[:, None] * ends[:, -1:]
-    chosen = _first_above(ends, target)  # (B, 1)
-    inside = target - (ends - sums).gather(-1, chosen)
-    offsets = chosen * block + torch.arange(block, device=weights.device)
-    values = weights.gather(-1, offsets.clamp(max=size - 1)).double()
-    ends = torch.where(offsets < size, values, 0.0).cumsum(-1)
-    return (chosen * block + _first_above(ends, inside)).squeeze(-1)
-
-
-def _first_above(ends, target):
-    """First index whose running sum exceeds the target; rounding may not push it past the last positive weight."""
-    last = torch.searchsorted(ends, ends[:, -1:].contiguous(), right=False)  # the first index that reaches the total
-    return torch.minimum(torch.searchsorted(ends, target, right=True), last)
-
-
 @dataclass(frozen=True)
 class Sampler:
     """Temperature and top-p, or the most probable token."""
@@ -115,15 +96,18 @@ class Sampler:
     def samples_whole_law(self) -> bool:
         return self.top_p == 1.0 and not self.greedy
 
-    def draw(self, probs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Tokens (B,) from the untruncated law `probs` (B, V) at the sampler's temperature.
+    def draw(self, probs: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | Entries | None]:
+        """Tokens (B,) from the untruncated law `probs` (B, V) at the sampler's temperature, by races with these keys.
 
-        Beside them the law (B, V) that they were drawn from, where it is another one.
+        Beside them the law (B, V) that they were drawn from, where it is another one; on a CPU as its entries.
         """
         if self.greedy:
             tokens = probs.argmax(-1)
             return tokens, torch.zeros_like(probs).scatter_(-1, tokens[:, None], 1.0)
         if self.top_p == 1.0:
-            return inverse_cdf(probs, uniforms), None
+            return race(probs, keys), None
+        if probs.device.type == "cpu":
+            kept = nucleus_entries(probs, self.top_p)
+            return kept.race(keys)[0], kept
         kept = nucleus(probs, self.top_p)
-        return inverse_cdf(kept, uniforms), kept
+        return race_with_all_times(kept, keys), kept

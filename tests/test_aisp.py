@@ -11,6 +11,7 @@ from literal import Literal
 import misvo
 from misvo.decoding import Rollouts
 from misvo.methods.aisp import Aisp, effective_sample_size, importance_weights, temperature_for
+from misvo.race import exponentials
 from misvo.sampling import RandomStream, Sampler
 
 PROMPT, T, K, N = "a b c d", 7, 5, 3
@@ -63,7 +64,7 @@ def test_vectors_are_the_weighted_noise(policy, options, counted):
 
 @pytest.mark.parametrize("greedy", [False, True])
 def test_responses_are_decoded_with_their_own_noise(policy, greedy):
-    """Each token is the one that the law of U + ε^k and the address of its uniform number give."""
+    """Each token is the one that the law of U + ε^k and the times at its address give."""
     settings = {"rollouts": K, "steps": 2, "max_new_tokens": T, "seed": 4, "greedy": greedy}
     result = misvo.steer(policy, PROMPT, letter_reward, method="aisp", max_rows=2, **settings)
     literal = Literal(policy.model, policy.encode(PROMPT), T)
@@ -72,10 +73,10 @@ def test_responses_are_decoded_with_their_own_noise(policy, greedy):
     for c in result.candidates:
         U = torch.zeros(T, 32, dtype=torch.float64) if c.step == 0 else first.double()
         u = U + noise(policy, 4, c.step, c.rollout, 0.5)
-        uniforms = stream.uniforms(c.step, range(c.rollout, c.rollout + 1), T)[0]
+        keys = stream.keys(c.step, range(c.rollout, c.rollout + 1), T)[0]
         for t, z in enumerate(literal.logits(c.tokens)):
             law = literal.law(z, u[t])
-            token = law.argmax() if greedy else torch.searchsorted(law.cumsum(0), uniforms[t], right=True)
+            token = law.argmax() if greedy else (exponentials(keys[t], torch.arange(len(law))) / law).argmin()
             assert int(token) == c.tokens[t]
 
 

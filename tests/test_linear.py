@@ -6,7 +6,12 @@ from conftest import letter_reward, make_model, make_policy, make_tokenizer
 from torch import nn
 
 import misvo
-from misvo.linear import PackedLinear, linear, pack, quantize
+from misvo.linear import PackedLinear, linear, pack
+
+
+def product_error(x, weight):
+    """How far a sum of n products may be off in fp32, in whatever order it is added up: n · 2⁻²⁴ · Σ|x||w| (Higham)."""
+    return x.shape[-1] * 2.0**-24 * (x.double().abs() @ weight.double().abs().T)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 16, 130])
@@ -17,15 +22,34 @@ def test_a_packed_layer_is_the_layer(rows, bias):
     with torch.no_grad():
         exact = layer.double()(x.double())
         packed = PackedLinear(layer.float())
-        torch.testing.assert_close(packed(x).double(), exact, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(linear(x, layer.weight, layer.bias).double(), exact, rtol=1e-5, atol=1e-5)
+        allowed = product_error(x, layer.weight) + 2.0**-24 * exact.abs()  # the bias is one addition more
+        assert ((packed(x) - exact).abs() <= allowed).all()
+        assert ((linear(x, layer.weight, layer.bias) - exact).abs() <= allowed).all()
+        assert packed(x).shape == linear(x, layer.weight, layer.bias).shape == exact.shape
     assert torch.equal(packed.weight, layer.weight)
 
 
 def test_products_with_a_transposed_weight():
     x, weight = torch.randn(5, 700), torch.randn(700, 24)
     with torch.no_grad():
-        torch.testing.assert_close(linear(x, weight.T), x @ weight, rtol=1e-4, atol=1e-4)
+        exact = x.double() @ weight.double()
+        assert ((linear(x, weight.T) - exact).abs() <= product_error(x, weight.T)).all()
+
+
+@pytest.mark.parametrize("inputs, outputs", [(576, 192), (1536, 576), (576, 20000)])
+def test_a_row_has_one_product_whatever_rows_are_with_it(inputs, outputs):
+    """A single row has a routine of its own in oneDNN: without its company this fails on some machines."""
+    torch.manual_seed(2)
+    weight, x = torch.randn(outputs, inputs), torch.randn(40, inputs)
+    layer = nn.Linear(inputs, outputs, bias=False)
+    packed = PackedLinear(layer)
+    with torch.no_grad():
+        if torch.equal(torch.ops.mkldnn._linear_pointwise(x[:2], weight, None, "none", [], ""), linear(x, weight)[:2]):
+            for rows in (1, 2, 3, 17):
+                assert torch.equal(linear(x[:rows], weight), linear(x, weight)[:rows])
+                assert torch.equal(packed(x[:rows]), packed(x)[:rows])
+        else:
+            pytest.skip("products of this machine depend on how many rows they have")
 
 
 def test_what_is_differentiated_stays_with_pytorch():
@@ -57,40 +81,6 @@ def test_a_packed_model_says_what_it_said():
 def test_a_model_that_was_given_stays_as_it_is():
     policy = make_policy("llama")
     assert not any(isinstance(module, PackedLinear) for module in policy.model.modules())
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_int8_is_near_and_a_row_does_not_depend_on_its_batch_mates(bias):
-    torch.manual_seed(1)
-    layer, x = nn.Linear(96, 50, bias=bias), torch.randn(40, 1, 96)
-    x[3] *= 1000  # with one scale for the batch, this row would erase the others
-    body = nn.Sequential(layer)
-    quantize(body, "int8")
-    with torch.no_grad():
-        whole, exact = body(x), layer(x)
-        assert ((whole - exact).norm(dim=-1) / exact.norm(dim=-1)).max() < 0.02
-        for rows in ([0], [1, 3, 5], list(range(20, 40))):
-            assert torch.equal(body(x[rows].clone()), whole[rows])
-    torch.testing.assert_close(body[0].weight, layer.weight, rtol=0, atol=layer.weight.abs().max().item() / 127)
-
-
-def test_inputs_that_layers_share_are_quantized_once_and_new_ones_anew():
-    layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
-    reference = [nn.Linear(8, 8), nn.Linear(8, 8)]
-    for mine, other in zip(layers, reference, strict=True):
-        other.load_state_dict(mine.state_dict())
-    quantize(layers, "int8")
-    with torch.no_grad():
-        for x in (torch.randn(2, 8), torch.randn(2, 8)):
-            for mine, other in zip(layers, reference, strict=True):
-                torch.testing.assert_close(mine(x), other(x), rtol=0.1, atol=0.05)
-
-
-def test_int8_is_refused_where_it_cannot_be():
-    with pytest.raises(misvo.MisvoError, match="unknown quantization"):
-        quantize(nn.Sequential(nn.Linear(4, 4)), "int4")
-    with pytest.raises(misvo.MisvoError, match="float32"):
-        quantize(nn.Sequential(nn.Linear(4, 4).bfloat16()), "int8")
 
 
 @pytest.mark.parametrize("options", [{"quantize": "int8"}, {}], ids=["int8", "packed"])

@@ -1,4 +1,4 @@
-"""The in-place cache layer against concatenation, and keys that bring their mask against masked attention."""
+"""In-place cache layers against concatenation, keys that bring their mask, and rows that nobody else can change."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from misvo import cache as kv
-from misvo.rows import MaskedKeys, RowLayer
+from misvo.padded import PaddedLayer
+from misvo.rows import Columns, MaskedKeys, RowLayer, visible_width
 
 HEADS, WIDTH = 2, 3
 
@@ -19,7 +20,7 @@ def single(length, seed):
 
 
 class Concatenated:
-    """What RowLayer should hold, by copying everything at every turn."""
+    """What PaddedLayer should hold, by copying everything at every turn."""
 
     def __init__(self, layer, rows):
         self.keys, self.values = (x.repeat(rows, 1, 1, 1) for x in (layer.keys, layer.values))
@@ -46,7 +47,7 @@ def test_any_order_of_operations_gives_what_concatenation_gives(seed, room):
         return int(torch.randint(below, (), generator=generator))
 
     first = single(4 + seed, seed)
-    ours, naive = RowLayer(first, 3, room), Concatenated(first, 3)
+    ours, naive = PaddedLayer(first, 3, room), Concatenated(first, 3)
     for turn in range(60):
         kind = ("update", "update", "update", "join", "select", "trim")[draw(6)]
         if kind == "update":
@@ -69,12 +70,87 @@ def test_any_order_of_operations_gives_what_concatenation_gives(seed, room):
         assert ours.get_seq_length() == naive.keys.shape[-2]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_aligned_rows_hold_what_each_row_would_hold_alone(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(below):
+        return int(torch.randint(below, (), generator=generator))
+
+    first, columns = single(4 + seed, seed), Columns()
+    layer = RowLayer(first, 3, 80, columns)
+    alone = [[first.keys[0], first.values[0]] for _ in range(3)]  # of each row, (heads, tokens, width)
+    for turn in range(60):
+        kind = ("update", "update", "join", "select", "move")[draw(5)]
+        if kind == "update":
+            columns.stand_at(torch.tensor([keys.shape[1] for keys, _ in alone]))
+            fresh = [torch.randn(len(alone), HEADS, 1, WIDTH, generator=generator) for _ in range(2)]
+            keys, values = layer.update(*fresh)
+            alone = [
+                [torch.cat([old, new[i]], 1) for old, new in zip(alone[i], fresh, strict=True)]
+                for i in range(len(alone))
+            ]
+            for i, (own_keys, own_values) in enumerate(alone):
+                length = own_keys.shape[1]
+                assert torch.equal(keys.mask[i, 0, 0], torch.arange(keys.shape[2]) < length)
+                assert torch.equal(keys[i, :, :length], own_keys) and torch.equal(values[i, :, :length], own_values)
+            assert keys.isfinite().all() and values.isfinite().all()
+        elif kind == "join" and len(alone) < 12:
+            other, rows = single(1 + draw(20), 100 + turn), 1 + draw(3)
+            layer.join(other, rows, 80)
+            alone += [[other.keys[0], other.values[0]] for _ in range(rows)]
+        elif kind == "select" and len(alone) > 1:
+            keep = torch.randperm(len(alone), generator=generator)[:-1].sort().values
+            layer.reorder_cache(keep)
+            alone = [alone[i] for i in keep.tolist()]
+        elif kind == "move" and len(alone) > 2:
+            hole = draw(len(alone) - 1)
+            layer.move(torch.tensor([len(alone) - 1]), torch.tensor([hole]), len(alone) - 1)
+            alone[hole] = alone.pop()
+
+
 def test_a_token_is_written_in_place():
-    layer = RowLayer(single(4, 0), 3, room=6)
-    place = layer.buffers[0].data_ptr()
-    for _ in range(6):
-        layer.update(*(torch.zeros(3, HEADS, 1, WIDTH) for _ in range(2)))
-    assert layer.buffers[0].data_ptr() == place
+    columns, length = Columns(), 4
+    for layer in (PaddedLayer(single(length, 0), 3, room=6), RowLayer(single(length, 0), 3, 6, columns)):
+        place = layer.buffers[0].data_ptr()
+        for token in range(6):
+            columns.stand_at(torch.full((3,), length + token))
+            layer.update(*(torch.zeros(3, HEADS, 1, WIDTH) for _ in range(2)))
+        assert layer.buffers[0].data_ptr() == place
+
+
+@pytest.mark.parametrize("head_size", [8, 64, 72, 80, 128])
+def test_widths_keep_scratch_memory_on_cache_lines_and_the_last_vector_unseen(head_size):
+    for tokens in range(1, 200):
+        width = visible_width(tokens, head_size)
+        assert (width + 2 + head_size) % 16 == 0 and width // 16 * 16 >= tokens
+
+
+@pytest.mark.parametrize("heads, groups, head_size", [(9, 3, 64), (4, 4, 32), (8, 2, 128)])
+def test_attention_of_a_row_has_the_same_bits_in_any_company(heads, groups, head_size):
+    """Alone, among more rows, and beside a longer one: what changes is what the row does not see.
+
+    Widths that are not chosen fail here: plain sdpa gives other bits to the rows of the second thread.
+    """
+    torch.manual_seed(0)
+    rows, longest = 33, 300
+    query = torch.randn(rows, heads, 1, head_size)
+    keys, values = torch.randn(2, rows, groups, visible_width(longest, head_size), head_size)
+
+    def attend(count, tokens, width):
+        columns = Columns()
+        columns.stand_at(torch.full((count,), tokens - 1))
+        seen = MaskedKeys.of(keys[:count, :, :width], columns.mask(width))
+        return scaled_dot_product_attention(query[:count], seen, values[:count, :, :width], enable_gqa=True)
+
+    plain = -2 - head_size + 160  # scratch memory of 160 floats a thread
+    if not torch.equal(attend(rows, 64, plain)[:1], attend(1, 64, plain)):
+        pytest.skip("attention of this machine depends on how many rows there are")
+    for tokens in (3, 17, 100, 135, 230):
+        alone = attend(1, tokens, visible_width(tokens, head_size))
+        for count in (2, 3, 16, rows):
+            for longer in (tokens, tokens + 1, tokens + 40, longest):
+                assert torch.equal(attend(count, tokens, visible_width(longer, head_size))[:1], alone)
 
 
 def test_keys_bring_their_mask_to_attention_and_to_nothing_else():
@@ -93,7 +169,8 @@ def test_keys_bring_their_mask_to_attention_and_to_nothing_else():
 def test_padded_rows_see_what_they_would_see_alone():
     policy = make_policy("llama")
     prefixes = [policy.prefill(tokens, 4) for tokens in ([5, 6, 7], [9, 10, 11, 12, 13, 14])]
-    cache = kv.replicate(prefixes[0].cache, 2, 4)
+    cache = policy.replicate(prefixes[0], 2, 4)
+    assert cache.columns is not None  # aligned
     kv.join(cache, prefixes[1].cache, 1, 4)
     depths, token = torch.tensor([3, 3, 6]), torch.tensor([4, 4, 4])
     with torch.no_grad():
@@ -108,7 +185,7 @@ def test_when_rows_leave_no_more_rows_are_moved_than_have_left():
     policy = make_policy("llama")
     prompts = [[5, 6, 7], [9, 10, 11, 12, 13, 14]]
     prefixes = [policy.prefill(tokens, 8) for tokens in prompts]
-    cache = kv.replicate(prefixes[0].cache, 5, 8)
+    cache = policy.replicate(prefixes[0], 5, 8)
     kv.join(cache, prefixes[1].cache, 3, 8)
     texts = [list(prompts[0]) for _ in range(5)] + [list(prompts[1]) for _ in range(3)]
     first = cache.layers[0].keys.clone()
@@ -124,7 +201,7 @@ def test_when_rows_leave_no_more_rows_are_moved_than_have_left():
 
     kv.select(cache, torch.tensor([1, 2, 4, 6, 7]))
     texts = [texts[row] for row in (1, 2, 4, 6, 7)]
-    stayed = (cache.layers[0].keys == first[:5]).flatten(1).all(1)
+    stayed = (cache.layers[0].keys[:, :, : first.shape[2]] == first[:5]).flatten(1).all(1)
     assert stayed.sum() == 3  # rows 1, 2 and 4; the last two took the places of 0 and 3
     read([20, 21, 22, 23, 24])
     kv.join(cache, prefixes[0].cache, 2, 8)  # and the ranks fill up behind them

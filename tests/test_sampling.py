@@ -1,4 +1,6 @@
-"""Random streams, inverse CDF and nucleus against naive counterparts."""
+"""Random streams, races and nuclei against naive counterparts, and what a little rounding does to a token."""
+
+import math
 
 import numpy as np
 import pytest
@@ -8,81 +10,188 @@ from hypothesis import strategies as st
 from literal import truncate
 from scipy import stats
 
-from misvo.sampling import RandomStream, Sampler, inverse_cdf, nucleus
+from misvo.race import FLOOR, OTHERS, Entries, exponentials, race, race_with_all_times
+from misvo.sampling import RandomStream, Sampler, nucleus, nucleus_entries
+
+EPS = 2.0**-24  # of fp32
 
 
-def test_uniforms_depend_on_their_address_alone():
+def law(size, spread, seed=3):
+    """A made-up law (size,): flat where `spread` is small, peaked where it is large."""
+    return torch.softmax(spread * torch.randn(size, generator=torch.Generator().manual_seed(seed)), -1)
+
+
+def draws(p, count, sampler, at_once=500):
+    """Tokens of so many races of one law."""
+    keys = RandomStream(1, [1]).keys(0, range(1), count)[0]
+    return torch.cat([sampler.draw(p.expand(len(part), -1).contiguous(), part)[0] for part in keys.split(at_once)])
+
+
+def fits(tokens, expected):
+    """χ² of counts against a law, tokens that are expected less than 10 times taken together (p-value)."""
+    counts = np.bincount(tokens.numpy(), minlength=len(expected))
+    assert counts[expected == 0].sum() == 0
+    order = np.argsort(-expected)
+    groups = np.minimum(np.cumsum(expected[order]) * len(tokens) // 10, len(tokens) // 10 - 1).astype(int)
+    observed, wanted = (np.bincount(groups, weights=x[order]) for x in (counts, expected * len(tokens)))
+    keep = wanted > 0
+    return stats.chisquare(observed[keep], wanted[keep] * len(tokens) / wanted[keep].sum()).pvalue
+
+
+def test_keys_depend_on_their_address_alone():
     stream = RandomStream(7, [1, 2, 3])
-    whole = stream.uniforms(2, range(6), 20)
-    assert torch.equal(whole[3:5, :9], stream.uniforms(2, range(3, 5), 9))
+    whole = stream.keys(2, range(6), 20)
+    assert torch.equal(whole[3:5, :9], stream.keys(2, range(3, 5), 9))
     others = [
-        RandomStream(8, [1, 2, 3]).uniforms(2, range(6), 20),
-        RandomStream(7, [1, 2, 4]).uniforms(2, range(6), 20),
-        RandomStream(7, [12, 3]).uniforms(2, range(6), 20),
-        stream.uniforms(3, range(6), 20),
-        stream.uniforms(2, range(1, 7), 20),
+        RandomStream(8, [1, 2, 3]).keys(2, range(6), 20),
+        RandomStream(7, [1, 2, 4]).keys(2, range(6), 20),
+        RandomStream(7, [12, 3]).keys(2, range(6), 20),
+        stream.keys(3, range(6), 20),
+        stream.keys(2, range(1, 7), 20),
     ]
     assert all((whole != other).all() for other in others)
-    assert whole.min() >= 0 and whole.max() < 1
 
 
-def test_uniforms_are_uniform_and_independent():
-    numbers = RandomStream(0, [5]).uniforms(0, range(200), 100).numpy()
-    assert stats.kstest(numbers.ravel(), "uniform").pvalue > 1e-3
-    assert abs(np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]) < 0.03
+def splitmix64(seed, count):
+    """The generator as published, in whole numbers of Python."""
+    state, out, mask = seed, [], 2**64 - 1
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        z = state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        out.append(z ^ (z >> 31))
+    return out
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 700), st.integers(0, 10**6), st.floats(0, 1, exclude_max=True))
-def test_inverse_cdf_is_the_naive_one(size, seed, uniform):
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.rand(3, size, generator=generator)
-    weights[torch.rand(3, size, generator=generator) < 0.4] = 0.0
-    weights[:, int(seed) % size] = 0.5  # never all zero
-    chosen = inverse_cdf(weights, torch.full((3,), uniform, dtype=torch.float64))
-    for row, index in zip(weights.double(), chosen, strict=True):
-        ends = row.cumsum(0)
-        target = uniform * ends[-1]
-        assert row[index] > 0
-        assert ends[index] > target - 1e-5 and ends[index] - row[index] <= target + 1e-5  # up to rounding of sums
+def test_times_are_those_of_the_published_generator():
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # published for the seed 1234567
+    assert splitmix64(1234567, 3) == known
+    for seed in (1234567, 2**63 + 5, 2**64 - 1):
+        key = torch.tensor(seed - 2**64 if seed >= 2**63 else seed)
+        expected = [-math.log(((z >> 11) + 0.5) * 2.0**-53) for z in splitmix64(seed, 40)]
+        assert exponentials(key, torch.arange(40)).tolist() == pytest.approx(expected, rel=4 * 2.0**-53)
 
 
-def test_inverse_cdf_never_draws_what_has_no_weight():
-    weights = torch.zeros(1, 1000)
-    weights[0, [17, 400]] = 1.0
-    for uniform in (0.0, 0.5 - 1e-12, 0.5, 1 - 2**-53):
-        index = inverse_cdf(weights, torch.tensor([uniform], dtype=torch.float64)).item()
-        assert index == (17 if uniform < 0.5 else 400)
+def test_times_are_exponential_and_independent():
+    keys = RandomStream(0, [5]).keys(0, range(20), 100).reshape(-1)
+    times = exponentials(keys[:, None], torch.arange(OTHERS, 50)).numpy()  # (races, tokens)
+    assert stats.kstest(times.ravel(), "expon").pvalue > 1e-3
+    for shifted in (times[1:, :], times[:, 1:]):  # from race to race, from token to token
+        here = times[: len(shifted), : shifted.shape[1]]
+        assert abs(np.corrcoef(here.ravel(), shifted.ravel())[0, 1]) < 4 / math.sqrt(shifted.size)  # 4 standard errors
 
 
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("spread", [0.1, 2.0, 6.0])
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_tokens_follow_the_law(top_p):
-    p = torch.softmax(2 * torch.randn(1, 30, generator=torch.Generator().manual_seed(3)), -1)
-    uniforms = RandomStream(1, [1]).uniforms(0, range(1), 20000)[0]
-    tokens, _ = Sampler(top_p=top_p).draw(p.expand(20000, -1), uniforms)
-    law = (p[0] if top_p == 1 else truncate(p[0], top_p)).double().numpy()
-    counts = np.bincount(tokens.numpy(), minlength=30)
-    assert counts[law == 0].sum() == 0
-    keep = law > 0
-    assert stats.chisquare(counts[keep], 20000 * law[keep] / law[keep].sum()).pvalue > 1e-3
+def test_tokens_follow_the_law(temperature, spread, top_p):
+    p = torch.softmax(law(300, spread).log() / temperature, -1)
+    tokens = draws(p, 20_000, Sampler(temperature, top_p))
+    expected = (p if top_p == 1 else truncate(p, top_p)).double().numpy()
+    assert fits(tokens, expected) > 1e-3
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_tokens_follow_laws_over_200_000_tokens(spread, top_p):
+    """Flat, all tokens but a few run as one; peaked, they win one race in a few."""
+    p = law(200_000, spread)
+    likely = p[p > FLOOR].sum().item()
+    assert (likely < 0.2) if spread == 0.5 else (0.6 < likely < 0.95)
+    count = 3000 if top_p == 1 else 500  # wide nuclei are sorted one by one
+    tokens = draws(p, count, Sampler(1.0, top_p), at_once=50)
+    expected = (p if top_p == 1 else truncate(p.double(), top_p)).double().numpy()
+    assert fits(tokens, expected) > 1e-3
+    if top_p == 1:
+        alone = int((p[tokens] > FLOOR).sum())
+        assert stats.binomtest(alone, count, likely).pvalue > 1e-3
+
+
+def test_a_race_among_the_others_is_run_with_all_of_them():
+    """One token at a half, the rest far below the floor: were the others forgotten, the first would always win."""
+    p = torch.full((100_001,), 0.5 / 100_000)
+    p[7] = 0.5
+    tokens = draws(p, 2000, Sampler(), at_once=50)
+    assert stats.binomtest(int((tokens == 7).sum()), 2000, 0.5).pvalue > 1e-3
+    rest = tokens[tokens != 7].double().numpy() / 100_001
+    assert stats.kstest(rest, "uniform").pvalue > 1e-3
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 700), st.integers(0, 10**6), st.floats(0.0, 8.0))
+def test_the_quick_race_is_the_whole_race(size, seed, spread):
+    """On a CPU times are made for few tokens, on a GPU for all: the winner is the same, and it has a probability."""
+    generator = torch.Generator().manual_seed(seed)
+    p = torch.softmax(spread * torch.randn(5, size, generator=generator), -1)
+    p[torch.rand(5, size, generator=generator) < 0.4] = 0.0
+    p[:, seed % size] += 1e-3  # never all zero
+    keys = RandomStream(seed, [size]).keys(0, range(5), 1)[:, 0]
+    winners = race(p, keys)
+    assert torch.equal(winners, race_with_all_times(p, keys, FLOOR))
+    assert (p.gather(1, winners[:, None]) > 0).all()
+    kept = nucleus_entries(p / p.sum(-1, keepdim=True), 0.7)
+    assert torch.equal(kept.race(keys)[0], race_with_all_times(kept.dense(), keys))
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_rounding_moves_a_token_as_rarely_as_it_moves_the_law(spread):
+    """Shared times, logits that differ by δ: the chance of another token is ½ ΣΣ p_v p_w |δ_v − δ_w| to first order.
+
+    With one token for each uniform number, it would be the sum of how far all borders move.
+    """
+    p, generator = law(500, spread), torch.Generator().manual_seed(5)
+    delta = 1e-3 * torch.randn(500, generator=generator)
+    q = torch.softmax(p.log() + delta, -1)
+    predicted = 0.5 * (p[:, None] * p * (delta[:, None] - delta).abs()).sum().item()
+    keys = RandomStream(2, [2]).keys(0, range(1), 60_000)[0]
+    flips = sum(
+        int((race(p.expand(len(k), -1).contiguous(), k) != race(q.expand(len(k), -1).contiguous(), k)).sum())
+        for k in keys.split(2000)
+    )
+    expected = 60_000 * predicted
+    assert abs(flips - expected) < 4 * math.sqrt(expected)  # 4 standard errors of a Poisson count
+
+
+def test_a_row_draws_the_same_in_any_company():
+    p = torch.stack([law(5000, spread, seed) for seed, spread in enumerate((0.2, 1.0, 3.0, 6.0, 2.0, 0.01))])
+    keys = RandomStream(3, [3]).keys(0, range(6), 1)[:, 0]
+    for sampler in (Sampler(), Sampler(1.0, 0.9)):
+        together, kept = sampler.draw(p, keys)
+        for row in range(6):
+            token, own = sampler.draw(p[row : row + 1], keys[row : row + 1])
+            assert token == together[row]
+            if kept is not None:
+                assert torch.equal(own.dense()[0], kept.dense()[row])
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(2, 3000), st.integers(0, 10**6), st.floats(0.01, 0.999), st.floats(0.01, 6.0))
 def test_nucleus_is_the_sorted_one(size, seed, top_p, spread):
     p = torch.softmax(spread * torch.randn(2, size, generator=torch.Generator().manual_seed(seed)), -1)
-    for row, mine in zip(p, nucleus(p, top_p), strict=True):
+    for row, mine, entries in zip(p, nucleus(p, top_p), nucleus_entries(p, top_p).dense(), strict=True):
         expected = truncate(row.double(), top_p)
         # Where the mass meets top_p to the last digit, one token more or less is rounding.
         if int((expected > 0).sum()) == int((mine > 0).sum()):
-            torch.testing.assert_close(mine.double(), expected, rtol=1e-4, atol=1e-7)
+            # A sum of `size` positive numbers is off by at most size · ε of itself, a quotient by one ε more.
+            torch.testing.assert_close(mine.double(), expected, rtol=(size + 1) * EPS, atol=0)
         else:
             assert abs(int((expected > 0).sum()) - int((mine > 0).sum())) == 1
+        torch.testing.assert_close(entries, mine, rtol=(size + 2) * EPS, atol=0)
 
 
-@pytest.mark.parametrize("size", [8, 5000])
-def test_ties_stand_or_fall_together(size):
-    p = torch.full((1, size), 0.5 / (size - 1))
-    p[0, 3] = 0.5
-    assert (nucleus(p, 0.5) > 0).sum() == 1  # the likely token alone holds half
-    assert (nucleus(p, 0.6) > 0).sum() == size  # one of the equals is needed, so all of them stay
+def test_a_wide_nucleus_is_the_sorted_one():
+    """Beyond the stages of topk rows are sorted one by one; a flat row beside a peaked one."""
+    p = torch.stack([law(30_000, 0.1), law(30_000, 8.0)])
+    for mine, row in zip(nucleus(p, 0.95), p, strict=True):
+        expected = truncate(row.double(), 0.95)
+        assert abs(int((expected > 0).sum()) - int((mine > 0).sum())) <= 1
+        assert (mine.double() - expected).abs().sum() < 2 / (expected > 0).sum() + 30_000 * EPS  # one token at most
+
+
+def test_entries_are_the_matrix_without_its_zeros():
+    dense = law(60, 2.0).view(4, 15)
+    entries = Entries.where(dense.numpy() > 0.01, dense)
+    expected = torch.where(dense > 0.01, dense, 0.0)
+    assert torch.equal(entries.dense(), expected)
+    torch.testing.assert_close(entries.row_sums(), expected.double().sum(-1), rtol=15 * 2.0**-53, atol=0)

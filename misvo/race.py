@@ -1,0 +1,91 @@
+"""Tokens by a race: every token of a law runs for a time E_v / p_v with E_v ~ Exp(1), and the first to arrive is drawn.
+
+The winner is v with probability p_v / Σ p (the Gumbel maximum in another dress). What the race buys is calm: two laws
+whose log-probabilities differ by ε choose different tokens with a probability of about ε, while an inverse CDF has as
+many borders as tokens and crosses one of them hundreds of times as often. And since the time of each token has an
+address of its own, a steered law and its reference can run the same race: where they differ, steering made it so.
+
+In a whole law only tokens above FLOOR run by themselves. All others run as one, with their summed probability, and
+should they win, a second race among them alone names the token; its times were not used before, so the law stays exact.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+FLOOR = 2.0**-16  # at most 2¹⁶ tokens run by themselves; on real laws some hundreds, and the others win 1 race in 100
+OTHERS = -1  # the runner that stands for all tokens below the floor
+
+# SplitMix64 (Steele, Lea and Flood, 2014): the golden ratio's step and the two multipliers, as signed numbers.
+GAMMA, FIRST, SECOND = (number - 2**64 for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def exponentials(keys: torch.Tensor, tokens: torch.Tensor | int) -> torch.Tensor:
+    """E of each token in the race with this key, fp64: SplitMix64 seeded with the key, at the token's place."""
+    bits = keys + (tokens + 1) * GAMMA  # integers wrap around, as they should
+    bits = (bits ^ _shifted(bits, 30)) * FIRST
+    bits = (bits ^ _shifted(bits, 27)) * SECOND
+    bits = bits ^ _shifted(bits, 31)
+    return _shifted(bits, 11).double().add_(0.5).mul_(2.0**-53).log_().neg_()
+
+
+def _shifted(bits, places):
+    """Shifted to the right with zeros coming in, as if the numbers were unsigned."""
+    return (bits >> places) & ((1 << (64 - places)) - 1)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Some entries of a matrix of probabilities (B, V), row by row: what a CPU keeps of laws that are mostly zeros."""
+
+    shape: tuple[int, int]
+    rows: torch.Tensor  # (n,) rising
+    tokens: torch.Tensor  # (n,)
+    mass: torch.Tensor  # (n,)
+
+    @classmethod
+    def where(cls, chosen: np.ndarray, probs: torch.Tensor) -> "Entries":
+        """Those that `chosen` (B, V) marks. NumPy looks for them three times as fast as PyTorch does."""
+        places = torch.from_numpy(np.flatnonzero(chosen))
+        rows = places // probs.shape[1]
+        return cls(tuple(probs.shape), rows, places - rows * probs.shape[1], probs.reshape(-1)[places])
+
+    def dense(self) -> torch.Tensor:
+        return self.mass.new_zeros(self.shape).index_put_((self.rows, self.tokens), self.mass)
+
+    def row_sums(self) -> torch.Tensor:
+        """(B,) in fp64."""
+        return torch.zeros(self.shape[0], dtype=torch.float64).index_add_(0, self.rows, self.mass.double())
+
+    def race(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The winner of each row and its time, (B,) each; the time is infinite in a row without entries."""
+        times = exponentials(keys[self.rows], self.tokens).div_(self.mass)
+        first = times.new_full((self.shape[0],), torch.inf).scatter_reduce_(0, self.rows, times, "amin")
+        arrived = times == first[self.rows]
+        winners = torch.zeros(self.shape[0], dtype=torch.long)
+        winners[self.rows[arrived]] = self.tokens[arrived]
+        return winners, first
+
+
+def race(probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The winner of each row of whole laws, (B, V) and (B,) keys -> (B,) tokens."""
+    if probs.device.type != "cpu":
+        return race_with_all_times(probs, keys, FLOOR)
+    likely = Entries.where(probs.numpy() > np.float32(FLOOR), probs)
+    winners, first = likely.race(keys)
+    others = probs.sum(-1).double() - likely.row_sums()
+    for row in torch.nonzero(exponentials(keys, OTHERS) < first * others).view(-1).tolist():
+        winners[row] = race_with_all_times(probs[row : row + 1], keys[row : row + 1], FLOOR)[0]
+    return winners
+
+
+def race_with_all_times(probs: torch.Tensor, keys: torch.Tensor, floor: float = 0.0) -> torch.Tensor:
+    """The same with a time for every token: a GPU makes them quickly, and choosing among them would stop it."""
+    likely = probs > floor
+    times = exponentials(keys[:, None], torch.arange(probs.shape[-1], device=probs.device)).div_(probs)
+    first, winners = times.masked_fill(~likely, torch.inf).min(-1)
+    time, token = times.masked_fill(likely, torch.inf).min(-1)
+    others = probs.masked_fill(likely, 0.0).sum(-1, dtype=torch.float64)
+    take = (exponentials(keys, OTHERS) < first * others) & torch.isfinite(time)  # infinite: there are no others
+    return torch.where(take, token, winners)
