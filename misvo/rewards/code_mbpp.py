@@ -17,6 +17,7 @@ import ast
 import warnings
 
 from misvo.errors import MisvoError
+from misvo.rewards.code_constants import NotConstant, constant
 from misvo.rewards.sandbox_codec import dumps, encode
 
 _ASK = "Write a Python function that solves this problem. Answer with the code in one Markdown code block.\n\n"
@@ -63,7 +64,7 @@ def _inputs(record, written):
 
 
 def _assertions(record):
-    """(source, arguments, match) of each assertion that calls the function with literal arguments."""
+    """(source, arguments, match) of each assertion that calls the function."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
@@ -73,13 +74,20 @@ def _assertions(record):
             continue
         for call in ast.walk(node.test):
             if isinstance(call, ast.Call) and getattr(call.func, "id", None) == record["entry_point"]:
-                arguments = [ast.literal_eval(argument) for argument in call.args]
+                arguments = [_value(argument, record) for argument in call.args]
                 source = ast.get_source_segment(record["assertion"], node)
                 found.append((source, arguments, _match(node.test, call)))
                 break
     if not found:
         raise MisvoError(f"{record['task_id']} has no assertion that calls {record['entry_point']}.")
     return found
+
+
+def _value(argument, record):
+    try:
+        return constant(argument)
+    except NotConstant as error:
+        raise MisvoError(f"{record['task_id']} has an assertion that cannot be read: {error}.") from error
 
 
 def _match(test, call):
