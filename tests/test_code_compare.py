@@ -2,13 +2,14 @@
 
 import contextlib
 import math
+import re
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from misvo.rewards.code_compare import right
+from misvo.rewards.code_compare import MATCHES, right
 from misvo.rewards.sandbox_codec import NotPlain, decode, dumps, encode, loads
 
 scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.binary(max_size=3)
@@ -24,6 +25,7 @@ values = st.recursive(
     ),
     max_leaves=8,
 )
+MATCH = re.match("a", "abc")
 floats = st.floats() | st.complex_numbers()
 
 
@@ -91,6 +93,24 @@ def test_tolerance(found, expected, atol, answer):
         ([], False, "truth", True),
         (0.0, True, "truth", False),
         (None, False, "truth", True),
+        (MATCH, True, "truth", True),
+        (None, MATCH, "truth", False),
+        (MATCH, MATCH, "equal", True),
+        ([MATCH, 1], [MATCH, 1], "equal", True),
+        (True, MATCH, "equal", False),
+        (None, MATCH, "equal", False),
+        (MATCH, None, "equal", False),
+        (MATCH, MATCH, "not-none", True),
+        ("abc", MATCH, "not-none", True),
+        (True, MATCH, "not-none", True),
+        (False, MATCH, "not-none", False),
+        (None, MATCH, "not-none", False),
+        (None, None, "not-none", True),
+        (False, None, "not-none", True),
+        (True, None, "not-none", False),
+        (MATCH, None, "not-none", False),
+        ("", None, "not-none", False),
+        (0, None, "not-none", False),
     ],
 )
 def test_other_matches(found, expected, match, answer):
@@ -99,8 +119,8 @@ def test_other_matches(found, expected, match, answer):
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4), st.lists, max_leaves=20))
 def test_no_tree_raises(tree):
-    for expected in (1, 1.5, 2j, "a", b"a", None, [1], (1,), {1}, {1: 2}, frozenset([(1,)])):
-        for match in ("equal", "set", "truth"):
+    for expected in (1, 1.5, 2j, "a", b"a", None, [1], (1,), {1}, {1: 2}, frozenset([(1,)]), MATCH):
+        for match in MATCHES:
             assert right(tree, expected, match=match) in (True, False)
     with contextlib.suppress(NotPlain):
         decode(tree)
@@ -130,6 +150,12 @@ def test_no_text_raises_anything_but_not_plain(text):
     except NotPlain:
         return
     assert right(tree, 1.0) is False
+
+
+def test_of_a_match_only_the_fact_crosses_the_wire():
+    tree = loads(dumps(encode(re.search("secret", "a secret"))))
+    assert tree == ["m"] and decode(tree).group() == "" and encode(decode(tree)) == tree
+    assert not right(["m", "more"], MATCH)
 
 
 def test_colliding_hashes_cost_nothing():

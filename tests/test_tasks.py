@@ -102,6 +102,57 @@ def test_hub_scripts_with_infinities_and_tolerances():
         from_hub({**hub, "test": "print('something else')"})
 
 
+def test_arguments_may_be_constant_expressions(tmp_path):
+    """`is_perfect_square(14*14)` of the full MBPP+ set; the input that the prompt shows stays out of the tests."""
+    record = RECORD | {
+        "assertion": "assert double(14*14) == 392\nassert double(-2**3) == -16",
+        "base_input": [[196], [-8]],
+    }
+    [row] = tasks.load("mbpp-plus", write(tmp_path / "m.jsonl", [record])).rows
+    assert "assert double(14*14) == 392" in row.prompt
+    assert json.loads(row.columns["calls"]) == [["l", [-8]], ["l", [5]], ["l", [-3]]]
+
+
+ODD = {
+    "Mbpp/2": ({"assertion": "assert double(open('x')) == 2"}, "open"),
+    "Mbpp/3": ({"assertion": "assert double('a' * 10**12) == 2"}, "million"),
+    "Mbpp/4": ({"assertion": "assert double(1 == 2"}, "SyntaxError"),
+    "Mbpp/5": ({"assertion": "assert True"}, "no assertion that calls double"),
+    "Mbpp/6": ({"canonical_solution": "def double(x:"}, "SyntaxError"),
+    "Mbpp/7": ({"base_input": 5}, "TypeError"),
+    "Mbpp/8": ({"atol": "much"}, "ValueError"),
+    "Mbpp/9": ({"prompt": None}, "AttributeError"),
+}
+
+
+def test_an_odd_task_is_named_and_left_out_and_the_rest_loads(tmp_path):
+    odd = [RECORD | {"task_id": name} | change for name, (change, _) in ODD.items()]
+    path = write(tmp_path / "m.jsonl", [*odd, RECORD, {"task_id": "Mbpp/10"}])
+    with pytest.warns(UserWarning) as caught:
+        assert [row.id for row in tasks.load("mbpp-plus", path).rows] == ["Mbpp/1"]
+    [text] = [str(warning.message) for warning in caught]
+    assert text.startswith("9 of 10 tasks of m.jsonl are left out.")
+    for name, (_, why) in ODD.items():
+        reason = text.split(f"({name}): ")[1].split(" record ")[0]
+        assert why in reason
+    assert "record 10 (Mbpp/10): it has no field 'prompt'" in text
+
+
+def test_a_file_of_odd_tasks_alone_is_an_error(tmp_path):
+    path = write(tmp_path / "m.jsonl", [RECORD | change for change, _ in ODD.values()])
+    with pytest.raises(MisvoError, match=r"no record of m.jsonl could be read. record 1 \(Mbpp/1\): .*open"):
+        tasks.load("mbpp-plus", path)
+
+
+def test_an_odd_script_of_the_hub_is_left_out_too(monkeypatch):
+    hub = {"task_id": 7, "prompt": "p", "code": "def f(a): return a", "test_list": ["assert f(set())"]}
+    script = "inputs = [[{1}], [set()], [{2, 3}]]\nassertion(f(*inp), exp, 0)\n"
+    records = [hub | {"task_id": 6, "test": "print(1)"}, hub | {"test": script}]
+    monkeypatch.setattr("misvo.tasks.mbpp_plus.read_hub", lambda *names: records)
+    with pytest.warns(UserWarning, match="1 of 2 tasks .* record 1 .6.: the test script of Mbpp/6"):
+        assert [row.id for row in tasks.load("mbpp-plus").rows] == ["Mbpp/7"]
+
+
 def test_the_hub_is_read_through_datasets(tmp_path, monkeypatch):
     """The real call, on a data set that the test saves: only the name is swapped for a folder."""
     datasets = pytest.importorskip("datasets", reason="datasets is not installed here: pip install 'misvo[bench]'")

@@ -40,7 +40,7 @@ _REMEMBERED = 1 << 16
 
 @dataclass(frozen=True)
 class CodeTask:
-    """One row's columns; it is tested by `calls` (trees, as JSON) with `atol` and `match`, or by `check`."""
+    """One row's columns; it is tested by `calls` (trees, as JSON) with `atol`, `match` and `also`, or by `check`."""
 
     entry_point: str
     solution: str
@@ -48,6 +48,7 @@ class CodeTask:
     calls: str | None = None
     atol: float = 0.0
     match: str = "equal"
+    also: str = "[]"  # for each call the trees of right answers beside the reference's; empty when there are none
     check: str | None = None
     shown: str = "[]"
     prompt_code: str = ""

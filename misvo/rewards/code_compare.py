@@ -2,7 +2,7 @@
 
 The rules are EvalPlus's: `==`, and for numbers that should be floats a tolerance, `|a - b| <= atol + rtol
 |b|`, with atol the task's own or 1e-6. Some tasks compare otherwise ("match"): "set" when the order is not
-part of the answer, "truth" when only its truth is.
+part of the answer, "truth" when only its truth counts, "not-none" when it only counts whether there is one.
 
 The answer stays a tree, and only parts that stand where the expected value has a like part are looked at,
 so the work is bounded by the expected value: an answer made of numbers with colliding hashes costs nothing
@@ -10,12 +10,13 @@ extra. No answer raises.
 """
 
 import math
+import re
 
 from misvo.rewards.sandbox_codec import NotPlain, decode, decode_scalar
 
 RTOL = 1e-7
 DEFAULT_ATOL = 1e-6
-MATCHES = ("equal", "set", "truth")
+MATCHES = ("equal", "set", "truth", "not-none")
 _LARGEST_KEY = 1000  # elements of a set inside a set: its hash may be built to collide
 _TAGS = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 
@@ -27,6 +28,8 @@ def right(tree, expected, atol=0.0, match="equal"):
             return _same_elements(tree, expected, atol or DEFAULT_ATOL)
         if match == "truth":
             return _truth(tree) == bool(expected)
+        if match == "not-none":
+            return _found(tree) == _found(expected)
         return _equal(tree, expected, atol or DEFAULT_ATOL)
     except (NotPlain, RecursionError):
         return False
@@ -41,6 +44,8 @@ def _equal(tree, expected, atol):
     tag, parts = _open(tree)
     if kind is bytes:
         return tag == "b" and decode_scalar(tag, parts) == expected
+    if kind is re.Match:
+        return tag == "m" and not parts
     if len(parts) != 1 or type(parts[0]) is not list or len(parts[0]) != len(expected):
         return False
     (items,) = parts
@@ -101,6 +106,11 @@ def _truth(tree):
     if tag in ("l", "t", "s", "z", "d"):
         return bool(parts and parts[0])
     return bool(decode_scalar(tag, parts))
+
+
+def _found(answer):
+    """What a search found, from a tree or a value: True and False say so themselves, else all but None is a find."""
+    return answer if type(answer) is bool else answer is not None
 
 
 def _same_dict(pairs, expected, atol):

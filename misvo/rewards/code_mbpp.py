@@ -2,7 +2,8 @@
 
 A record has a text ("prompt"), a reference program ("canonical_solution"), inputs as JSON ("base_input",
 "plus_input"), a tolerance ("atol") and three or more assertions ("assertion"). JSON has no tuples, sets or
-complex numbers, and the record does not say how to compare, so both are read off the assertions:
+complex numbers, and the record does not say how to compare. Tasks that EvalPlus compares in a way of its own
+stand in a table (`code_mbpp_special`); all else is read off the assertions:
   - where an assertion writes a tuple or a set and the JSON has a list, every input gets a tuple or set there;
     where it writes a number and the JSON has text, the text is read as a number;
   - `set(f(x)) == set(y)` compares sets, `assert f(x)` compares truth; and when the reference program returns
@@ -17,7 +18,9 @@ import ast
 import warnings
 
 from misvo.errors import MisvoError
-from misvo.rewards.sandbox_codec import dumps, encode
+from misvo.rewards.code_constants import NotConstant, constant
+from misvo.rewards.code_mbpp_special import SPECIAL, Comparison, other_answers
+from misvo.rewards.sandbox_codec import decode, dumps, encode
 
 _ASK = "Write a Python function that solves this problem. Answer with the code in one Markdown code block.\n\n"
 
@@ -34,17 +37,25 @@ def mbpp_plus_columns(record):
     inputs = _inputs(record, [arguments for _, arguments, _ in assertions])
     shown = encode(assertions[0][1])
     calls = [tree for tree in map(encode, inputs) if tree != shown]
-    match = assertions[0][2]
-    if match == "equal" and _returns_poured_set(record["canonical_solution"], record["entry_point"]):
-        match = "set"
-    return {
+    comparison = SPECIAL.get(record["entry_point"]) or _comparison(record, assertions[0][2])
+    columns = {
         "task_id": record["task_id"],
         "entry_point": record["entry_point"],
         "solution": record["canonical_solution"],
         "calls": dumps(calls),
         "atol": float(record["atol"]),
-        "match": match,
+        "match": comparison.match,
     }
+    if comparison.also:
+        columns["also"] = dumps([[*map(encode, other_answers(comparison, decode(tree)))] for tree in calls])
+    return columns
+
+
+def _comparison(record, match):
+    """How a task without a row in the table is compared, given how its first assertion does."""
+    if match == "equal" and _returns_poured_set(record["canonical_solution"], record["entry_point"]):
+        match = "set"
+    return Comparison(match)
 
 
 def _inputs(record, written):
@@ -63,7 +74,7 @@ def _inputs(record, written):
 
 
 def _assertions(record):
-    """(source, arguments, match) of each assertion that calls the function with literal arguments."""
+    """(source, arguments, match) of each assertion that calls the function."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
@@ -73,13 +84,20 @@ def _assertions(record):
             continue
         for call in ast.walk(node.test):
             if isinstance(call, ast.Call) and getattr(call.func, "id", None) == record["entry_point"]:
-                arguments = [ast.literal_eval(argument) for argument in call.args]
+                arguments = [_value(argument, record) for argument in call.args]
                 source = ast.get_source_segment(record["assertion"], node)
                 found.append((source, arguments, _match(node.test, call)))
                 break
     if not found:
         raise MisvoError(f"{record['task_id']} has no assertion that calls {record['entry_point']}.")
     return found
+
+
+def _value(argument, record):
+    try:
+        return constant(argument)
+    except NotConstant as error:
+        raise MisvoError(f"{record['task_id']} has an assertion that cannot be read: {error}.") from error
 
 
 def _match(test, call):

@@ -19,7 +19,7 @@ def load_tests(task, sandbox):
 
 
 class CallTests:
-    """Inputs, and the reference solution's answers to them (MBPP+); inputs it does not answer are left out."""
+    """Inputs, the reference's answers and the task's other right ones (MBPP+), without inputs it does not answer."""
 
     def __init__(self, task, sandbox):
         self.task = task
@@ -28,7 +28,8 @@ class CallTests:
         [outcome] = sandbox.run([Program(task.solution, task.entry_point, Calls.of(calls), patience)])
         answered = [index for index in range(len(calls)) if index in outcome.answers]
         self.calls = Calls.of([calls[index] for index in answered])
-        self.expected = [decode(outcome.answers[index]) for index in answered]
+        also = loads(task.also) or [[]] * len(calls)
+        self.right_answers = [[decode(tree) for tree in (outcome.answers[index], *also[index])] for index in answered]
         self.extra_seconds = _SLACK * sum(outcome.call_seconds.values())
 
     def __len__(self):
@@ -39,10 +40,10 @@ class CallTests:
 
     def _score(self, answers):
         passed = sum(
-            index in answers and right(answers[index], expected, self.task.atol, self.task.match)
-            for index, expected in enumerate(self.expected)
+            index in answers and any(right(answers[index], value, self.task.atol, self.task.match) for value in values)
+            for index, values in enumerate(self.right_answers)
         )
-        return passed / len(self.expected)
+        return passed / len(self.right_answers)
 
 
 class CheckTests:

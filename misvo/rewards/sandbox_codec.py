@@ -3,16 +3,18 @@
 Both sides use this file: the verifier writes inputs and reads answers, the program's process does the
 reverse. Only data of built-in types travels, never code, classes or methods, so an object whose `__eq__`
 lies arrives as the data it holds. A subclass (Counter, namedtuple, IntEnum) travels as its base type, read
-with the base type's own methods.
+with the base type's own methods. A match object of `re` travels as the bare fact that something matched.
 
 Left out on purpose: everything without a literal form (generators, functions, instances of user classes,
 arrays). Standard library only, and no import of misvo: the sandbox loads this file by itself.
 """
 
 import json
+import re
 
 _SMALL = 1 << 53  # larger integers travel in hexadecimal: linear to parse, and beyond JSON readers' precision
 _SEQUENCES = {list: "l", tuple: "t", set: "s", frozenset: "z"}
+_MATCH = re.match("", "")  # what every match object arrives as
 _BUILD = {"l": list, "t": tuple, "s": set, "z": frozenset}
 
 
@@ -38,6 +40,8 @@ def encode(value):
         return ["c", value.real.hex(), value.imag.hex()]
     if kind is bytes:
         return ["b", value.hex()]
+    if kind is re.Match:
+        return ["m"]
     return encode(_base_value(value))
 
 
@@ -88,7 +92,7 @@ def _checked(items):
 
 
 def decode_scalar(tag, parts):
-    """A tagged number or bytes; NotPlain for any other tag."""
+    """A tagged number, bytes or match; NotPlain for any other tag."""
     try:
         if tag == "i":
             return int(*_texts(parts), 16)
@@ -99,6 +103,8 @@ def decode_scalar(tag, parts):
             return complex(float.fromhex(real), float.fromhex(imaginary))
         if tag == "b":
             return bytes.fromhex(*_texts(parts))
+        if tag == "m" and not parts:
+            return _MATCH
     except (TypeError, ValueError, OverflowError) as error:  # too few parts, a bad digit
         raise NotPlain("not a tree") from error
     raise NotPlain("not a tree")

@@ -1,13 +1,16 @@
 """`mbpp-plus`: MBPP+ programs (EvalPlus); the reward is the fraction of held-out tests that an answer passes.
 
 A file has EvalPlus's own records (`base_input`, `plus_input`, `assertion`, ...), as its release does. The hub's copy
-keeps the inputs inside a test script instead; they are read off its syntax tree, never run.
+keeps the inputs inside a test script instead; they are read off its syntax tree, never run. A record that cannot be
+read is left out, with a warning that names it.
 """
 
 import ast
+import warnings
 from pathlib import Path
 
 from misvo.errors import MisvoError
+from misvo.rewards.code_constants import constant
 from misvo.rewards.code_mbpp import mbpp_plus_columns, mbpp_plus_prompt
 from misvo.tasks import CODE, Row
 from misvo.tasks.files import read_hub, read_jsonl
@@ -18,17 +21,32 @@ DATASET, SPLIT = "evalplus/mbppplus", "test"
 
 def read(data=None):
     if data is None:
-        records = [from_hub(record) for record in read_hub(DATASET, SPLIT, "give EvalPlus's JSONL file by --data")]
+        records, form = read_hub(DATASET, SPLIT, "give EvalPlus's JSONL file by --data"), from_hub
         source = f"{DATASET} ({SPLIT})"
     else:
-        records, source = read_jsonl(data), Path(data).name
-    rows = []
+        records, form, source = read_jsonl(data), dict, Path(data).name
+    rows, left_out = [], []
     for number, record in enumerate(records, 1):
         try:
-            rows.append(Row(str(record["task_id"]), mbpp_plus_prompt(record), mbpp_plus_columns(record)))
-        except KeyError as error:
-            raise MisvoError(f"record {number} of {source} has no field {error}: it is no MBPP+ record.") from error
+            rows.append(_row(form(record)))
+        except Exception as error:  # one odd record must not stop a file, and it may break anywhere
+            left_out.append(f"record {number} ({record.get('task_id', 'without a task_id')}): {_reason(error)}")
+    if left_out and not rows:
+        raise MisvoError(f"no record of {source} could be read. {left_out[0]}")
+    if left_out:
+        message = f"{len(left_out)} of {len(records)} tasks of {source} are left out. {' '.join(left_out)}"
+        warnings.warn(message, stacklevel=3)
     return source, rows
+
+
+def _row(record):
+    return Row(str(record["task_id"]), mbpp_plus_prompt(record), mbpp_plus_columns(record))
+
+
+def _reason(error):
+    if isinstance(error, KeyError):
+        return f"it has no field {error}: it is no MBPP+ record."
+    return str(error) if isinstance(error, MisvoError) else f"{type(error).__name__}: {error}."
 
 
 def from_hub(record: dict) -> dict:
@@ -47,9 +65,9 @@ def from_hub(record: dict) -> dict:
         "prompt": record["prompt"],
         "entry_point": _called(judged[-1].args[0]),
         "canonical_solution": record["code"],
-        "base_input": _literal(inputs[-1]),
+        "base_input": constant(inputs[-1]),
         "plus_input": [],
-        "atol": ast.literal_eval(judged[-1].args[-1]),
+        "atol": constant(judged[-1].args[-1]),
         "assertion": "\n".join(record["test_list"]),
     }
 
@@ -60,15 +78,3 @@ def _names(node):
 
 def _called(node):
     return getattr(node.func, "id", None)
-
-
-def _literal(node):
-    """The value of a literal in which `inf`, `nan` and `-inf` may stand as names."""
-    source = ast.unparse(node)
-    tree = ast.parse(source, mode="eval")
-    return ast.literal_eval(_Infinities().visit(tree).body)
-
-
-class _Infinities(ast.NodeTransformer):
-    def visit_Name(self, node):
-        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node
