@@ -1,10 +1,6 @@
 # `make demo` and `make test` do all of their own set-up in .venv, and are quick the second time.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two spinning OpenMP threads on a busy machine are many times slower than passive ones.
-export OMP_WAIT_POLICY := PASSIVE
-export GOMP_SPINCOUNT := 0
-
 .PHONY: setup demo test test-all lint benchmark clean
 
 setup: .venv/.ready

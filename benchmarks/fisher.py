@@ -8,12 +8,12 @@ matrices pay off after a number of steps: that crossover is printed, beside the 
 
 import argparse
 import json
-import os
 import statistics
 import time
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
+from misvo.threads import wait_briefly
+
+wait_briefly()
 
 import torch
 

@@ -10,8 +10,9 @@ import time
 from itertools import accumulate
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
+from misvo.threads import wait_briefly
+
+wait_briefly()
 
 import torch
 

@@ -8,11 +8,11 @@ paper's (η = 0.1, λ = 1; AISP σ² = 0.5, α = 0.999, λ = 0.1) unless given.
 
 import argparse
 import json
-import os
 import time
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
+from misvo.threads import wait_briefly
+
+wait_briefly()
 
 import misvo
 from misvo.settings import COSTS, METHODS

@@ -12,6 +12,7 @@ import typer
 from misvo import __version__
 from misvo.errors import MisvoError, RewardError
 from misvo.settings import COSTS, CREDITS, LOAD_OPTIONS, METHODS, STEPS, TIES, Settings
+from misvo.threads import wait_briefly
 
 app = typer.Typer(
     help="Steer a frozen language model toward any reward at test time, and change it as little as possible.",
@@ -356,9 +357,8 @@ def _save(result, folder: Path):
 
 
 def _quiet_libraries():
-    """This process is ours: passive OpenMP threads (before torch is imported), and no chatter of libraries."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    """This process is ours: threads wait as suits us (before torch is imported), and libraries do not chatter."""
+    wait_briefly()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 

@@ -2,9 +2,9 @@
 
 import os
 
-# Before torch is imported: two spinning OpenMP threads on a busy machine are many times slower than passive ones.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
+from misvo.threads import wait_briefly
+
+wait_briefly()  # before torch is imported
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on a hub
 
 import pytest
