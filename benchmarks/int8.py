@@ -3,9 +3,9 @@
     python benchmarks/int8.py                                                      # the instructions of this machine
     ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python benchmarks/int8.py     # no VNNI: half of the range alone
 
-Responses of the fp32 model (K rows of T tokens for each prompt, whole law) are read again by each of the others; told is
-the KL of the other's law to the fp32 one at every token, mean, median and largest. Whole range where sums would saturate
-is not measured: it is another function, and wrong.
+Responses of the fp32 model (K rows of T tokens for each prompt, whole law) are read again by each of the others; told
+is the KL of the other's law to the fp32 one at every token, mean, median and largest. Whole range where sums would
+saturate is not measured: it is another function, and wrong.
 """
 
 import argparse
