@@ -34,7 +34,7 @@ def fisher_size(W, p, u):
 
 
 def fisher_rounding(W, p, u):
-    """The error of F̂u in fp64, by any formula: sums over d, over V and over K behind each other; two results compared."""
+    """The error of F̂u in fp64, by any formula: sums over d, V and K behind each other; two results are compared."""
     return 2 * rounding(torch.float64, D + V + K, fisher_size(W, p, u))
 
 

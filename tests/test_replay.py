@@ -67,6 +67,6 @@ def test_bf16_model_keeps_fp32_vectors_and_small_interventions():
         policy, PROMPT, letter_reward, rollouts=4, steps=3, max_new_tokens=8, learning_rate=0.1, penalty=0.5
     )
     assert result.steering.vectors.dtype == torch.float32
-    # bf16 kernels add up in fp32 and round what they hand on. From one product to the next these are four roundings (norm,
-    # product, activation, sum), whose root of squares is 2u.
+    # bf16 kernels add up in fp32 and round what they hand on. From one product to the next these are four roundings
+    # (norm, product, activation, sum), whose root of squares is 2u.
     assert_replays(policy, result, relative=2 * unit(torch.bfloat16), meaningful=0.2)

@@ -1,8 +1,8 @@
-"""How far a right answer may be off: bounds from the arithmetic, so that no test is fitted to the machine it was written on.
+"""How far a right answer may be off: bounds from the arithmetic, so that no test is fitted to one machine.
 
-Kernels differ between CPUs in the order of their sums and in the last bit of their exponentials, and in nothing else. So a
-bound counts roundings: one sum has `rounding`, a whole model is as wrong as one whose weights are a little off (`nearby`),
-and `room` says what that little does to any figure. Bounds are computed in fp64 and are the same on every machine.
+Kernels differ between CPUs in the order of their sums and in the last bit of their exponentials, and in nothing else.
+So a bound counts roundings: one sum has `rounding`, a whole model is as wrong as one whose weights are a little off
+(`nearby`), and `room` says what that little does to any figure. Bounds are computed in fp64, the same on every machine.
 """
 
 import copy
@@ -42,11 +42,11 @@ def nearby(model: torch.nn.Module, relative: float, seed: int) -> torch.nn.Modul
 def room(compute, model: torch.nn.Module, relative: float | None = None, copies: int = 2) -> float:
     """How far, in norm, a figure `compute(model)` may be from its exact value when the model runs in its own precision.
 
-    Backward error: what a product with W gives in floating point is the exact product with a W whose entries are off by
-    the `rounding` of a row (Higham, Accuracy and Stability, 3.5). So the figure is computed in fp64 for the model and for
-    some copies with such weights, and the largest departure counts. By default the error is that of the longest sum that
-    a linear layer makes, forwards or, as Wᵀp, backwards; it is λ times what is probable, which leaves room for norms,
-    exponentials and two runs that are both off.
+    Backward error: what a product with W gives in floating point is the exact product with a W whose entries are off
+    by the `rounding` of a row (Higham, Accuracy and Stability, 3.5). So the figure is computed in fp64 for the model
+    and for some copies with such weights, and the largest departure counts. By default the error is that of the
+    longest sum that a linear layer makes, forwards or, as Wᵀp, backwards; it is λ times what is probable, which leaves
+    room for norms, exponentials and two runs that are both off.
     """
     if relative is None:
         sides = [max(layer.weight.shape) for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
