@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 0
 
-.PHONY: setup demo test test-all lint benchmark clean
+.PHONY: setup demo test test-all lint clean
 
 setup: .venv/.ready
 
