@@ -71,7 +71,6 @@ def test_steering_with_bf16_laws_hardly_differs():
     widest = torch.cdist(policy.head.weight, policy.head.weight).max() ** 2 / 4
     lengths = sum(row["norm"] for row in plain.trace)
     assert 0 < difference < 0.3 * 0.5 * 6**0.5 * unit(torch.bfloat16) * widest * lengths
-    assert difference < 0.02 * plain.steering.norm
 
 
 def test_an_unknown_precision_is_refused():
