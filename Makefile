@@ -1,7 +1,8 @@
 # `make demo` and `make test` do all of their own set-up in .venv, and are quick the second time.
 PYTHON ?= python3
 BIN := .venv/bin
-.PHONY: setup demo test test-all lint benchmark clean
+
+.PHONY: setup demo test test-all lint clean
 
 setup: .venv/.ready
 

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
+from conftest import make_model, make_tokenizer
+
 from misvo.bench import config as configs
-from tests.conftest import make_model, make_tokenizer
 
 CLOCKS = ("seconds", "peak_memory")  # what may differ between two runs of the same sweep
 REWARD = """

@@ -47,18 +47,34 @@ class Literal:
     def law(self, z, u):
         return torch.softmax((z + self.W @ u) / self.tau, dim=-1)
 
+    def kl(self, tokens, u):
+        """KL(π_u ‖ π_ref) at every prefix of a response, by its definition."""
+        z = self.logits(tokens)
+        before = (z / self.tau).log_softmax(-1)
+        after = ((z + u[: len(z)] @ self.W.T) / self.tau).log_softmax(-1)
+        return (after.exp() * (after - before)).sum(-1)
+
+    def logprobs(self, tokens, u):
+        """log π_u of every token of a response."""
+        z = self.logits(tokens)
+        after = ((z + u[: len(z)] @ self.W.T) / self.tau).log_softmax(-1)
+        return after.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+
     def fisher(self, p):
         return self.W.T @ (torch.diag(p) - torch.outer(p, p)) @ self.W / self.tau**2
 
-    def run(self, candidates, steps, K, cost, eta, penalty):
-        u = torch.zeros(self.T, self.W.shape[1], dtype=torch.float64)
+    def run(self, candidates, steps, K, cost, eta, penalty, basis=None):
+        """Algorithm 1; with a basis B (T, r) the free vectors c of u = B c take the step, by Bᵀ of the gradient."""
+        basis = torch.eye(self.T, dtype=torch.float64) if basis is None else basis.double()
+        c = torch.zeros(basis.shape[1], self.W.shape[1], dtype=torch.float64)
         sigma = None
         for n in range(steps):
-            rows = [c for c in candidates if c.step == n]
+            rows = [candidate for candidate in candidates if candidate.step == n]
             if n == 0:
-                sigma = self.cost_matrices(cost, rows, [self.logits(c.tokens) for c in rows], K)
-            u = u + eta * (self.reward_gradient(rows, u) - penalty * torch.einsum("tde,te->td", sigma, u))
-        return u
+                sigma = self.cost_matrices(cost, rows, [self.logits(row.tokens) for row in rows], K)
+            u = basis @ c
+            c = c + eta * basis.T @ (self.reward_gradient(rows, u) - penalty * torch.einsum("tde,te->td", sigma, u))
+        return basis @ c
 
     def reward_gradient(self, rows, u):
         """g_t of eq:update, one rollout and one position at a time, from a step's candidates."""
@@ -120,3 +136,14 @@ class Literal:
         """What position t adds to a suffix: the log-ratio of its token, or its exact KL where sampling is truncated."""
         after, before = self.law(z, u).log(), self.law(z, 0 * u).log()
         return (after - before)[token] if self.top_p == 1 else (after.exp() * (after - before)).sum()
+
+
+def replay(model, prompt_tokens, result, basis=None):
+    """The vectors of a run, rebuilt from its settings, its tokens and its rewards."""
+    s = result.settings
+    literal = Literal(model, prompt_tokens, s.max_new_tokens, s.temperature, s.top_p)
+    algorithm = (result.candidates, s.steps, s.rollouts, s.cost, s.learning_rate, s.penalty)
+    if s.cost in ("frozen-fisher", "euclidean", "none"):
+        return literal.run(*algorithm, basis)
+    assert basis is None
+    return literal.run_on_policy(*algorithm)

@@ -5,6 +5,8 @@ import time
 import pytest
 import torch
 from conftest import ARCHITECTURES, letter_reward, make_policy
+from literal import replay
+from tolerances import assert_near, assert_within, room, rounding
 
 import misvo
 from misvo.decoding import Engine, Request
@@ -17,15 +19,18 @@ SETTINGS = {
     "max_new_tokens": 10,
     "learning_rate": 0.3,
     "penalty": 0.5,
-    "seed": 5,
+    "seed": 8,  # one with no token at the edge of a nucleus, where rounding would decide
     "top_p": 0.95,
 }
 
 
-def same(one, other):
+def same(policy, one, other):
+    """Equal but for the order of sums, which a batch decides: vectors are as near as rounding lets them be."""
     assert [c.tokens for c in one.candidates] == [c.tokens for c in other.candidates]
     assert [c.reward for c in one.candidates] == [c.reward for c in other.candidates]
-    torch.testing.assert_close(one.steering.vectors, other.steering.vectors, rtol=1e-4, atol=1e-5)
+    allowed = room(lambda model: replay(model, policy.encode(one.prompt), one), policy.model, copies=1)
+    assert allowed < 1e-4 * one.steering.norm  # rounding must not hide a difference, nor make one
+    assert_near(other.steering.vectors, one.steering.vectors, allowed)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -33,7 +38,7 @@ def test_steer_many_gives_each_prompt_its_own_result(architecture):
     policy = make_policy(architecture)
     together = misvo.steer_many(policy, [A, B, C], letter_reward, **SETTINGS)
     for prompt, result in zip([A, B, C], together, strict=True):
-        same(result, misvo.steer(policy, prompt, letter_reward, **SETTINGS))
+        same(policy, result, misvo.steer(policy, prompt, letter_reward, **SETTINGS))
 
 
 @pytest.mark.parametrize("max_rows", [1, 3, 4, 6, 9])
@@ -42,7 +47,7 @@ def test_row_limits_change_nothing(policy, max_rows):
     whole = misvo.steer_many(policy, [A, B, C], letter_reward, **SETTINGS)
     limited = misvo.steer_many(policy, [A, B, C], letter_reward, **SETTINGS, max_rows=max_rows)
     for one, other in zip(whole, limited, strict=True):
-        same(one, other)
+        same(policy, one, other)
 
 
 def decode(policy, **options):
@@ -87,7 +92,8 @@ def test_rollouts_hold_nothing_after_the_end(policy):
     ):
         assert values[dead].abs().sum() == 0
     mass = rollouts.mean_probs.sum(-1)
-    torch.testing.assert_close(mass, rollouts.alive.float().mean(0))
+    V, K = policy.head.vocab_size, len(rollouts.tokens)
+    assert_within(mass, rollouts.alive.double().mean(0), rounding(torch.float32, 2 * V + K))  # softmax, mean, this sum
 
 
 def test_the_model_is_left_as_it_was(policy):
@@ -127,7 +133,7 @@ def test_scoring_runs_beside_decoding_and_changes_nothing(policy):
         results = misvo.steer_many(policy, [A, B, C], slow, **SETTINGS, max_rows=8)
     assert sum(overlapped) > 0
     for one, other in zip(expected, results, strict=True):
-        same(one, other)
+        same(policy, one, other)
 
 
 def test_a_failing_reward_among_many_prompts_keeps_the_finished_ones(policy):
@@ -139,4 +145,6 @@ def test_a_failing_reward_among_many_prompts_keeps_the_finished_ones(policy):
     with pytest.raises(misvo.RewardError, match="not this one") as caught:
         misvo.steer_many(policy, [A, B, C], picky, **{**SETTINGS, "steps": 1}, max_rows=4)
     assert caught.value.result.prompt == B
-    assert [r is not None for r in caught.value.results][1] is False
+    first, *others = caught.value.results
+    same(policy, first, misvo.steer(policy, A, letter_reward, **{**SETTINGS, "steps": 1}))
+    assert others == [None, None]  # B failed, and C would have been scored after it

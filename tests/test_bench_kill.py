@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench_helpers import content, make_config, make_world, raw_config, read_lines, to_toml
 
 from misvo.bench import sweep
 from misvo.bench.folder import RunFolder
 from misvo.bench.plan import make_plan
 from misvo.bench.work import Outcome
 from misvo.errors import MisvoError
-from tests.bench_helpers import content, make_config, make_world, raw_config, read_lines, to_toml
 
 PROBE = Path(__file__).parent / "kill_probe.py"
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from conftest import letter_reward, make_policy
 from enumerable import EnumerablePolicy
-from literal import Literal
+from literal import replay
+from tolerances import assert_near, room, rounding
 
 import misvo
 from misvo.cost import COSTS, suffix_term
@@ -47,9 +48,11 @@ def within_four_standard_errors(estimates, exact):
     error = estimates.mean(0) - torch.as_tensor(exact)
     standard = estimates.std(0) / len(estimates) ** 0.5
     assert (standard > 0).any()  # there is noise to average
-    assert (error.abs() <= 4 * standard + 1e-12).all(), (error / standard).abs().max()
-    # And the check has teeth: the exact value is far from zero in units of the error.
-    assert (torch.as_tensor(exact).abs() / standard.clamp(min=1e-12)).max() > 8
+    # Where a component has no noise, what is left is the rounding of the mean.
+    noiseless = rounding(torch.float64, len(estimates), estimates.abs().max())
+    assert (error.abs() <= 4 * standard + noiseless).all(), (error / standard).abs().max()
+    # And the check has teeth: the exact value is more than eight standard errors from zero.
+    assert (torch.as_tensor(exact).abs() > 8 * standard + noiseless).any()
 
 
 def exact_gradients(tabular, u):
@@ -120,11 +123,14 @@ def test_sequence_kl_of_decoding_is_unbiased(tabular, u):
 def test_replay_on_a_real_architecture(name, sampler):
     """Algorithm 1 with the step's own Fisher matrices and suffix term, from candidates alone."""
     policy = make_policy("llama")
-    settings = {"rollouts": 5, "steps": 4, "max_new_tokens": 8, "learning_rate": 0.3, "penalty": 0.5, "seed": 3}
+    settings = {"rollouts": 5, "steps": 4, "max_new_tokens": 8, "learning_rate": 0.3, "penalty": 0.5, "seed": 4}
     result = misvo.steer(policy, "a b c d", letter_reward, cost=name, **settings, **sampler)
-    literal = Literal(policy.model, policy.encode("a b c d"), 8, result.settings.temperature, result.settings.top_p)
-    expected = literal.run_on_policy(result.candidates, 4, 5, name, 0.3, 0.5)
-    assert (result.steering.vectors - expected).norm() < 1e-4 * expected.norm()
+    tokens = policy.encode("a b c d")
+    expected = replay(policy.model, tokens, result)
+    allowed = room(lambda model: replay(model, tokens, result), policy.model)
+    # Rounding must not hide an error of the algorithm, nor decide whether a token belongs to a nucleus.
+    assert allowed < 1e-4 * expected.norm()
+    assert_near(result.steering.vectors, expected, allowed)
 
 
 def test_explicit_matrices_give_the_same_vectors():
@@ -132,4 +138,5 @@ def test_explicit_matrices_give_the_same_vectors():
     settings = {"rollouts": 4, "steps": 4, "max_new_tokens": 7, "learning_rate": 0.3, "temperature": 0.8}
     lean = misvo.steer(policy, "a b c", letter_reward, **settings)
     formed = misvo.steer(policy, "a b c", letter_reward, explicit_fisher=True, **settings)
-    torch.testing.assert_close(lean.steering.vectors, formed.steering.vectors, rtol=1e-4, atol=1e-5)
+    allowed = room(lambda model: replay(model, policy.encode("a b c"), lean), policy.model)
+    assert_near(formed.steering.vectors, lean.steering.vectors, allowed)

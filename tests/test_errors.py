@@ -192,4 +192,14 @@ def test_memory_limits_become_row_limits(policy):
     prefix = policy.prefill(policy.encode("a b c"), 20)
     few, many = (policy.rows_that_fit(prefix, 20, memory=n) for n in (200_000, 400_000))
     assert 1 < few < many < 256 and policy.rows_that_fit(prefix, 20, memory=1) == 1
-    misvo.steer(policy, "a b", letter_reward, **QUICK, memory="1kB")
+
+    def rows_of(**limit):
+        """How many rows the body was ever given at once, and what was sampled."""
+        counts, step = [], policy.body_step
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(policy, "body_step", lambda tokens, *rest: counts.append(len(tokens)) or step(tokens, *rest))
+            result = misvo.steer(policy, "a b", letter_reward, **QUICK, **limit)
+        return max(counts), [c.tokens for c in result.candidates]
+
+    (unlimited, tokens), (limited, same) = rows_of(), rows_of(memory="1kB")
+    assert (unlimited, limited) == (QUICK["rollouts"], 1) and tokens == same

@@ -1,8 +1,11 @@
 """The formulas behind the table for GPUs: linear in every size, and never of the size K×T×V."""
 
+from pathlib import Path
+
 import pytest
 from conftest import make_policy
 
+from misvo import laws
 from misvo.footprint import PAPER, Shape, paper_table, sampling_bytes, steering_bytes
 
 
@@ -39,5 +42,33 @@ def test_sliding_layers_stop_growing_and_convolutions_never_grow():
     assert lfm.cache(0) == lfm.cache_fixed > 0
 
 
-def test_the_table_has_all_four_models():
-    assert [row["model"] for row in paper_table()] == list(PAPER)
+def test_a_row_of_the_table_by_hand():
+    """Llama 3 8B from its published sizes: what stands in memory while 32 responses to 256 tokens reach 512."""
+    layers, heads, head_width, width, vocabulary = 32, 8, 128, 4096, 128_256
+    token = layers * 2 * heads * head_width * 2  # bytes of keys and values in 16 bits
+    caches, laws_each = (32 * (256 + 512) + 256) * token, 32 * vocabulary * 4  # of rows and prompt; logits, or laws
+    assert laws_each > laws.BYTES  # so many laws wait for nothing
+    steered = caches + 2 * laws_each + 2 * 32 * 512 * width * 4  # expected rows of this step and of the first
+    law, shift = vocabulary * 4, 8 * vocabulary * 4
+    expected = {
+        "weights": 16.06,
+        "best-of-n": (caches + 2 * laws_each) / 1e9,
+        "paper, fp32 laws": (steered + 512 * law + shift) / 1e9,
+        "paper, bf16 laws": (steered + 512 * law / 2 + shift) / 1e9,
+        "auto": (steered + law + law) / 1e9,  # one law, one shift
+        "K×T×V in fp32": 32 * 512 * vocabulary * 4 / 1e9,
+    }
+    (row,) = (row for row in paper_table() if row["model"] == "Llama 3 8B")
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+    # Each of 32 steps and 512 tokens reads the weights, the head again and half-full caches at 4.8 TB/s.
+    read = 16.06e9 + vocabulary * width * 2 + 32 * (256 + 256) * token
+    assert row["K = N"] == 32 and row["seconds, at least"] == pytest.approx(32 * 512 * read / 4.8e12)
+
+
+def test_the_table_in_the_docs_is_the_table():
+    written = (Path(__file__).parent.parent / "docs" / "speed.md").read_text()
+    rows = paper_table()
+    assert [row["model"] for row in rows] == ["LFM2.5 1.2B", "Gemma 3 4B", "Llama 3 8B", "Phi-4 14B"]
+    for row in rows:
+        cells = (f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values())
+        assert f"| {' | '.join(cells)} |" in written

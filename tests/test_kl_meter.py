@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import letter_reward, make_policy
 from literal import Literal
+from tolerances import assert_near, room, rounding
 
 import misvo
 from misvo.decoding import Engine, Request
@@ -12,19 +13,10 @@ from misvo.sampling import RandomStream, Sampler
 PROMPT, T, K = "a b c d e", 9, 6
 
 
-def literal_kl(literal, tokens, u):
-    """KL(π_u ‖ π_ref) at every prefix of a response, by its definition."""
-    z = literal.logits(tokens)
-    before = (z / literal.tau).log_softmax(-1)
-    after = ((z + u[: len(z)] @ literal.W.T) / literal.tau).log_softmax(-1)
-    return (after.exp() * (after - before)).sum(-1)
-
-
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7, 0.9)])
 @pytest.mark.parametrize("architecture", ["llama", "granite"])
 def test_decoding_measures_the_exact_token_kl(architecture, sampler):
     policy = make_policy(architecture)
-    literal = Literal(policy.model, policy.encode(PROMPT), T, sampler.temperature)
     u = 0.4 * torch.randn(T, 32, generator=torch.Generator().manual_seed(1))
     prefix = policy.prefill(policy.encode(PROMPT), T)
     engine = Engine(policy, K, sampler)
@@ -33,16 +25,23 @@ def test_decoding_measures_the_exact_token_kl(architecture, sampler):
     )
     while engine.busy:
         engine.advance()
-    for i in range(K):
-        tokens = rollouts.tokens[i, : rollouts.lengths[i]].tolist()
-        expected = literal_kl(literal, tokens, u.double())
-        torch.testing.assert_close(rollouts.kl[i, : len(tokens)].double(), expected, rtol=1e-3, atol=1e-5)
-        z = literal.logits(tokens)
-        after = ((z + u[: len(z)].double() @ literal.W.T) / sampler.temperature).log_softmax(-1)
-        picked = after.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
-        torch.testing.assert_close(rollouts.logprobs[i, : len(tokens)].double(), picked, rtol=1e-4, atol=1e-4)
-        reference = (z / sampler.temperature).log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
-        torch.testing.assert_close(rollouts.ref_logprobs[i, : len(tokens)].double(), reference, rtol=1e-4, atol=1e-4)
+    responses, alive = rollouts.responses(), rollouts.alive
+
+    def exact(figure, u):
+        def compute(model):
+            literal = Literal(model, policy.encode(PROMPT), T, sampler.temperature)
+            return torch.cat([getattr(literal, figure)(tokens, u) for tokens in responses])
+
+        return compute
+
+    for measured, compute in (
+        (rollouts.kl, exact("kl", u.double())),
+        (rollouts.logprobs, exact("logprobs", u.double())),
+        (rollouts.ref_logprobs, exact("logprobs", 0 * u.double())),
+    ):
+        allowed = room(compute, policy.model)
+        assert allowed < 1e-4 * compute(policy.model).norm()  # rounding must not hide an error of the formula
+        assert_near(measured[alive], compute(policy.model), allowed)
 
 
 def test_trace_and_kl_ref_are_the_literal_averages(monkeypatch):
@@ -57,28 +56,30 @@ def test_trace_and_kl_ref_are_the_literal_averages(monkeypatch):
         "temperature": 0.9,
     }
     result = misvo.steer(policy, PROMPT, letter_reward, kl_ref=True, **settings)
-    literal = Literal(policy.model, policy.encode(PROMPT), T, 0.9)
 
-    def average(rows, u):
-        total = torch.zeros(T, dtype=torch.float64)
-        for c in rows:
-            total[: len(c.tokens)] += literal_kl(literal, c.tokens, u) / K
-        return total
+    def average(step, u):
+        """The literal mean over a step's responses of the KL at each position, as a function of the model."""
 
-    reference = [c for c in result.candidates if c.step == 0]
-    expected = average(reference, result.steering.vectors.double())
-    assert expected.sum() > 0.01
-    torch.testing.assert_close(
-        torch.tensor(result.kl_ref.per_position, dtype=torch.float64), expected, rtol=1e-3, atol=1e-6
-    )
-    assert result.kl_ref.total == pytest.approx(expected.sum().item(), rel=1e-3)
+        def compute(model):
+            literal, total = Literal(model, policy.encode(PROMPT), T, 0.9), torch.zeros(T, dtype=torch.float64)
+            for c in (c for c in result.candidates if c.step == step):
+                total[: len(c.tokens)] += literal.kl(c.tokens, u) / K
+            return total
+
+        return compute
+
+    def check(per_position, total, compute):
+        expected, allowed = compute(policy.model), room(compute, policy.model)
+        assert expected.sum() > 0.01 and allowed < 1e-4 * expected.norm()
+        assert_near(torch.tensor(per_position), expected, allowed)
+        assert total == pytest.approx(expected.sum().item(), abs=T**0.5 * allowed)  # |Σ x_t| ≤ √T ‖x‖
+
+    check(result.kl_ref.per_position, result.kl_ref.total, average(0, result.steering.vectors.double()))
     # The last step was sampled from the vectors that two updates had made.
     earlier = misvo.steer(policy, PROMPT, letter_reward, **{**settings, "steps": 2}).steering.vectors.double()
-    last = average([c for c in result.candidates if c.step == 2], earlier)
     row = result.trace[2]
-    torch.testing.assert_close(torch.tensor(row["kl_per_position"], dtype=torch.float64), last, rtol=1e-3, atol=1e-6)
-    assert row["kl"] == pytest.approx(last.sum().item(), rel=1e-3)
-    assert row["norm"] == pytest.approx(earlier.norm().item(), rel=1e-5)
+    check(row["kl_per_position"], row["kl"], average(2, earlier))
+    assert row["norm"] == pytest.approx(earlier.norm().item(), rel=rounding(torch.float32, earlier.numel()))
 
 
 def test_moved_positions_name_the_tokens_that_rose():
@@ -94,13 +95,18 @@ def test_moved_positions_name_the_tokens_that_rose():
         learning_rate=0.4,
         penalty=0.2,
     )
-    literal = Literal(policy.model, policy.encode(PROMPT), T)
     top = result.moved[0]
     assert top.position == max(range(T), key=lambda t: result.kl_ref.per_position[t])
     rows = [c for c in result.candidates if c.step == 0 and len(c.tokens) > top.position]
     u = result.steering.vectors[top.position].double()
-    z = torch.stack([literal.logits(c.tokens)[top.position] for c in rows])
-    rise = (torch.softmax(z + literal.W @ u, -1) - torch.softmax(z, -1)).mean(0)
+
+    def rise(model):
+        """How much more probable steering made each token, on average over the prefixes."""
+        literal = Literal(model, policy.encode(PROMPT), T)
+        z = torch.stack([literal.logits(c.tokens)[top.position] for c in rows])
+        return (torch.softmax(z + literal.W @ u, -1) - torch.softmax(z, -1)).mean(0)
+
+    expected, allowed = rise(policy.model), room(rise, policy.model)
     text, before, after = top.tokens[0]
-    assert text == policy.tokenizer.decode([int(rise.argmax())])
-    assert after - before == pytest.approx(rise.max().item(), rel=1e-3)
+    assert text == policy.tokenizer.decode([int(expected.argmax())])
+    assert expected.max() > 1000 * allowed and after - before == pytest.approx(expected.max().item(), abs=allowed)

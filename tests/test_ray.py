@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from bench_helpers import content, make_config, make_world, raw_config, to_toml
 
 from misvo.bench import sweep
 from misvo.bench.pool import RayPool
 from misvo.errors import MisvoError
-from tests.bench_helpers import content, make_config, make_world, raw_config, to_toml
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed here: pip install 'misvo[bench]'", allow_module_level=True)

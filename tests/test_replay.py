@@ -3,18 +3,21 @@
 import pytest
 import torch
 from conftest import ARCHITECTURES, letter_reward, make_policy
-from literal import Literal
+from literal import replay
+from tolerances import assert_near, room, unit
 
 import misvo
 
 PROMPT = "a b c d e f g h"
 
 
-def replay_error(policy, result, **sampler):
-    s = result.settings
-    literal = Literal(policy.model, policy.encode(result.prompt), s.max_new_tokens, s.temperature, s.top_p)
-    expected = literal.run(result.candidates, s.steps, s.rollouts, s.cost, s.learning_rate, s.penalty)
-    return ((result.steering.vectors - expected).norm() / expected.norm()).item()
+def assert_replays(policy, result, relative=None, meaningful=1e-4):
+    """The vectors are those of the literal algorithm in fp64, but for the rounding of the model's own precision."""
+    tokens = policy.encode(result.prompt)
+    expected = replay(policy.model, tokens, result)
+    allowed = room(lambda model: replay(model, tokens, result), policy.model, relative)
+    assert allowed < meaningful * expected.norm()  # rounding must not hide an error of the algorithm
+    assert_near(result.steering.vectors, expected, allowed)
 
 
 @pytest.mark.parametrize("sampler", [{}, {"temperature": 0.7, "top_p": 0.9}], ids=["plain", "tempered-nucleus"])
@@ -36,7 +39,7 @@ def test_replay_on_every_architecture(architecture, sampler):
     lengths = [len(c.tokens) for c in result.candidates]
     assert min(lengths) < 12 and len(result.candidates) == 20  # some rows ended early
     assert result.steering.norm > 0.1
-    assert replay_error(policy, result) < 1e-4
+    assert_replays(policy, result)
 
 
 @pytest.mark.parametrize("cost", ["frozen-fisher", "euclidean", "none"])
@@ -54,7 +57,7 @@ def test_replay_of_every_cost(cost):
         penalty=0.4,
         temperature=1.3,
     )
-    assert replay_error(policy, result) < 1e-4
+    assert_replays(policy, result)
 
 
 def test_bf16_model_keeps_fp32_vectors_and_small_interventions():
@@ -64,5 +67,6 @@ def test_bf16_model_keeps_fp32_vectors_and_small_interventions():
         policy, PROMPT, letter_reward, rollouts=4, steps=3, max_new_tokens=8, learning_rate=0.1, penalty=0.5
     )
     assert result.steering.vectors.dtype == torch.float32
-    # bf16 body noise moves the hidden states, so the oracle only has to agree to bf16 precision.
-    assert replay_error(policy, result) < 0.05
+    # bf16 kernels add up in fp32 and round what they hand on. From one product to the next these are four roundings
+    # (norm, product, activation, sum), whose root of squares is 2u.
+    assert_replays(policy, result, relative=2 * unit(torch.bfloat16), meaningful=0.2)

@@ -2,12 +2,14 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from conftest import letter_reward, make_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from literal import Literal
+from literal import Literal, replay
+from tolerances import assert_near, assert_within, room, rounding
 
 import misvo
 import misvo.result
@@ -18,7 +20,7 @@ from misvo.rollouts import Request
 from misvo.sampling import RandomStream, Sampler
 from misvo.settings import Settings
 from misvo.steps import Dual, conjugate_gradients, natural, proximal
-from misvo.tie import TIES, Tie
+from misvo.tie import TIES
 
 T, D, V, K = 11, 4, 23, 5
 
@@ -45,8 +47,11 @@ def test_the_tied_fisher_is_the_dense_one_between_two_bases(name):
     fisher = Fisher(Head(W), mean, p @ W, 0.8, tie)
     c = torch.randn(tie.size, D, dtype=torch.float64)
     expected = torch.einsum("tj,tde,tk,ke->jd", B, dense_fisher(W, p), B, c) / 0.64
-    torch.testing.assert_close(fisher.product(c), expected)
-    torch.testing.assert_close(fisher.product(c, fisher.head.shift(c)), expected)
+    # Sums over r, d, V, K and T behind each other, of terms whose sizes add up to this.
+    size = ((p.mean(0) * (B.abs() @ c.abs() @ W.T.abs())) @ W.abs() / 0.64).sum(0).amax()
+    bound = rounding(torch.float64, tie.size + D + V + K + T, 4 * size)  # two parts, two ways
+    assert_within(fisher.product(c), expected, bound)
+    assert_within(fisher.product(c, fisher.head.shift(c)), expected, bound)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 9, 64])
@@ -54,11 +59,13 @@ def test_bases(length):
     for name, make in TIES.items():
         tie = make(length)
         basis = torch.eye(length) if tie.basis is None else tie.basis
-        torch.testing.assert_close(basis.sum(1), torch.ones(length))  # a constant u is within reach
-        c = torch.randn(tie.size, 3)
-        torch.testing.assert_close(tie.spread(c), basis @ c)
-        g = torch.randn(length, 3)
-        torch.testing.assert_close((tie.gather(g) * c).sum(), (g * tie.spread(c)).sum())  # adjoint
+        assert_within(basis.sum(1), torch.ones(length), rounding(torch.float32, 2))  # a constant u is within reach
+        c, g = torch.randn(tie.size, 3, dtype=torch.float64), torch.randn(length, 3, dtype=torch.float64)
+        u = basis.double() @ c
+        assert_within(tie.spread(c), u, 2 * rounding(torch.float64, tie.size, basis.double() @ c.abs()))
+        size = (g.abs() * (basis.double() @ c.abs())).sum()
+        adjoint = 2 * rounding(torch.float64, length + tie.size + 3, size)
+        assert_within((tie.gather(g) * c).sum(), (g * u).sum(), adjoint)
         assert tie.size == {"position": length, "shared": 1}.get(name, tie.size)
     assert TIES["smooth"](64).size == 8
     first, second, *_ = TIES["smooth"](64).basis
@@ -78,18 +85,24 @@ def test_decoding_pools_what_the_tie_needs_and_the_vectors_replay(tie):
         "temperature": 0.9,
     }
     result = misvo.steer(policy, "a b c", letter_reward, tie=tie, **options)
-    literal = Literal(policy.model, policy.encode("a b c"), T, 0.9)
-    basis = TIES[tie](T).basis.double()
-    c = torch.zeros(basis.shape[1], 32, dtype=torch.float64)
-    rows = [x for x in result.candidates if x.step == 0]
-    sigma = literal.cost_matrices("frozen-fisher", rows, [literal.logits(x.tokens) for x in rows], 5)
-    for n in range(4):
-        u = basis @ c
-        rows = [x for x in result.candidates if x.step == n]
-        gradient = literal.reward_gradient(rows, u)
-        c = c + 0.05 * basis.T @ (gradient - 0.5 * torch.einsum("tde,te->td", sigma, u))
-    expected = basis @ c
-    assert (result.steering.vectors - expected).norm() < 1e-4 * expected.norm()
+    tokens, basis = policy.encode("a b c"), TIES[tie](T).basis
+    expected = replay(policy.model, tokens, result, basis)
+    allowed = room(lambda model: replay(model, tokens, result, basis), policy.model)
+    assert allowed < 1e-4 * expected.norm()  # rounding must not hide an error of the algorithm
+    assert_near(result.steering.vectors, expected, allowed)
+
+
+CG_TOLERANCE = 1e-3  # the residual, relative to the target, at which a step stops to solve for its direction
+
+
+def conjugate_drift(A, x):
+    """How far the residual that conjugate gradients carry along leaves the true one: some roundings of A x a step."""
+    return rounding(A.dtype, 4 * len(A), torch.linalg.matrix_norm(A, 2) * x.norm()).item()
+
+
+def least_cosine(A):
+    """Between the solution of A x = b and one with a residual of CG_TOLERANCE: off by κ times that at most."""
+    return 1 - (torch.linalg.cond(A).item() * CG_TOLERANCE) ** 2 / 2
 
 
 def test_conjugate_gradients_solve():
@@ -97,7 +110,7 @@ def test_conjugate_gradients_solve():
     A = A @ A.T + torch.eye(12)
     b = torch.randn(3, 4, dtype=torch.float64)
     x = conjugate_gradients(lambda v: (A @ v.flatten()).view(3, 4), b, iterations=50, tolerance=1e-10)
-    torch.testing.assert_close(A @ x.flatten(), b.flatten())
+    assert (A @ x.flatten() - b.flatten()).norm() <= 1e-10 * b.norm() + conjugate_drift(A, x)
 
 
 def dense_problem(seed=0):
@@ -111,20 +124,29 @@ def test_a_proximal_step_solves_its_equation():
     F, c, g, product = dense_problem()
     options = Settings(learning_rate=7.0, penalty=3.0)
     moved = proximal(c, g, product(c), product, options)
-    torch.testing.assert_close(moved + 21.0 * moved @ F, c + 7.0 * g, rtol=1e-3, atol=1e-3)
+    target = c + 7.0 * g
+    assert (moved + 21.0 * moved @ F - target).norm() <= CG_TOLERANCE * target.norm()
     extra = torch.ones_like(c)  # what of the penalty is not F c stays explicit
     moved = proximal(c, g, product(c) + extra, product, options)
-    torch.testing.assert_close(moved + 21.0 * moved @ F, c + 7.0 * g - 21.0 * extra, rtol=1e-3, atol=1e-3)
+    target = c + 7.0 * g - 21.0 * extra
+    assert (moved + 21.0 * moved @ F - target).norm() <= CG_TOLERANCE * target.norm()
+
+
+def nats(F, step):
+    """½ sᵀFs, and how far two ways to sum it may be apart."""
+    size = 0.5 * (step.abs() @ F.abs() @ step.abs().T).item()
+    return (0.5 * step @ F @ step.T).item(), 2 * rounding(torch.float64, 2 * D, size)
 
 
 def test_a_natural_step_spends_its_nats_in_the_natural_direction():
     F, c, g, product = dense_problem()
     options = Settings(step="natural", step_nats=0.3, damping=0.1, penalty=0.0)
     step = natural(c, g, torch.zeros_like(g), product, options) - c
-    assert (0.5 * (step * product(step)).sum()).item() == pytest.approx(0.3, rel=1e-6)
+    moved, bound = nats(F, step)
+    assert moved == pytest.approx(0.3, abs=bound)
     damping = 0.1 * (g @ F @ g.T).item() / g.square().sum().item()
     ideal = torch.linalg.solve(F + damping * torch.eye(D), g[0])
-    assert torch.cosine_similarity(step[0], ideal, dim=0) > 0.999
+    assert torch.cosine_similarity(step[0], ideal, dim=0) >= least_cosine(F + damping * torch.eye(D)) > 0.999
     assert torch.equal(natural(c, 0 * g, 0 * g, product, options), c)
 
 
@@ -136,11 +158,12 @@ def test_a_dual_step_follows_the_sum_of_all_gradients():
     assert torch.equal(step(c, none, none, product, options), none)  # nothing was learnt yet
     step(c, first, none, product, options)
     moved = step(c, second, cost, product, options)
-    assert (0.5 * (moved * product(moved)).sum()).item() == pytest.approx(3 * 0.3, rel=1e-6)
+    spent, bound = nats(F, moved)
+    assert spent == pytest.approx(3 * 0.3, abs=bound)
     total = first + second - 0.5 * cost
     damping = 0.1 * (total @ F @ total.T).item() / total.square().sum().item()
     ideal = torch.linalg.solve(F + damping * torch.eye(D), total[0])
-    assert torch.cosine_similarity(moved[0], ideal, dim=0) > 0.999
+    assert torch.cosine_similarity(moved[0], ideal, dim=0) >= least_cosine(F + damping * torch.eye(D)) > 0.999
 
 
 @settings(max_examples=1000, deadline=None)
@@ -196,7 +219,7 @@ def test_the_budget_holds_on_the_measured_kl(policy, tie, step):
     held = misvo.steer(policy, "a b c", letter_reward, **options, kl_budget=3.0)
     assert max(row["kl"] for row in free.trace) > 6  # without it the run would have gone further
     assert max(row["kl"] for row in held.trace) < 6  # a prediction from a few prefixes, measured on 16 responses
-    assert all(row["kl_predicted"] <= 3.0 + 1e-6 for row in held.trace)
+    assert all(row["kl_predicted"] <= 3.0 for row in held.trace)
     assert any(row["shrunk"] < 1 for row in held.trace)
 
 
@@ -206,7 +229,10 @@ def test_a_shared_vector_works_at_any_length(policy, tmp_path):
     steering = misvo.Steering.from_pretrained(tmp_path)
     assert steering.tie == "shared" and torch.equal(steering.at(30)[29], steering.vectors[0])
     assert torch.equal(misvo.Steering(torch.ones(2, 3)).at(4)[2:], torch.zeros(2, 3))
-    assert policy.generate("a b", steering=steering, max_new_tokens=40)
+    # Position 30 is steered like the first: a vector that leaves nothing but its token is obeyed to the end.
+    loud = misvo.Steering(100 * policy.head.rows(torch.tensor([20])), tie="shared")
+    word = policy.tokenizer.decode([20])
+    assert policy.generate("a b", steering=loud, max_new_tokens=40).split() == [word] * 40
 
 
 @pytest.mark.parametrize(
@@ -222,7 +248,10 @@ def test_early_stops_say_why(policy, options, steps, says):
     result = misvo.steer(policy, "a b c", letter_reward, **{**QUICK, "steps": 30}, **options)
     assert len(result.trace) < 30 and says in result.trace[-1]["note"]
     assert steps is None or len(result.trace) == steps
-    assert len(result.candidates) == 6 * len(result.trace) and result.steering is not None
+    assert len(result.candidates) == 6 * len(result.trace)
+    # What is returned is what a run of so many steps returns.
+    whole = misvo.steer(policy, "a b c", letter_reward, **{**QUICK, "steps": len(result.trace)})
+    assert torch.equal(result.steering.vectors, whole.steering.vectors)
 
 
 @pytest.mark.parametrize(
@@ -259,11 +288,13 @@ def test_presets():
 
 def test_ordinary_selection_passes_over_what_the_reference_would_never_say(policy):
     result = misvo.steer(policy, "a b c", letter_reward, select="ordinary", **{**QUICK, "steps": 1})
-    literal = Literal(policy.model, policy.encode("a b c"), 10)
-    for c in result.candidates:
-        logs = literal.logits(c.tokens).log_softmax(-1)
-        mean = logs.gather(-1, torch.tensor(c.tokens)[:, None]).mean().item()
-        assert c.ref_logprob == pytest.approx(mean, rel=1e-3)
+
+    def exact(model):
+        literal = Literal(model, policy.encode("a b c"), 10)
+        return torch.stack([literal.logprobs(c.tokens, torch.zeros(10, 32).double()).mean() for c in result.candidates])
+
+    measured = torch.tensor([c.ref_logprob for c in result.candidates])
+    assert_near(measured, exact(policy.model), room(exact, policy.model))
     own = result.candidates[0].ref_logprob
     tokens = result.candidates[0].tokens
     babble = misvo.result.Candidate(1, 0, tokens, "babble", 1e9, ref_logprob=own - 50)
@@ -288,11 +319,32 @@ def test_a_word_said_three_times_in_a_row_is_not_ordinary():
     assert misvo.result.ordinary([great, twice], own) == [twice]
 
 
-def test_tied_noise_of_aisp(policy):
-    result = misvo.steer(policy, "a b c", letter_reward, method="aisp", tie="shared", **QUICK)
-    vectors = result.steering.vectors
-    assert (vectors == vectors[0]).all() and vectors.norm() > 0
-    assert Tie(3).basis is None
+@pytest.mark.parametrize("tie", ["shared", "smooth"])
+def test_tied_noise_of_aisp(policy, tie):
+    """A response has one ε (r, d), B ε steers all of its tokens, and the vectors are B times the weighted noise."""
+    options = {"rollouts": 6, "steps": 3, "max_new_tokens": T, "seed": 1, "penalty": 0.3, "alpha": 0.9, "sigma2": 0.2}
+    result = misvo.steer(policy, "a b c", letter_reward, method="aisp", tie=tie, **options)
+    tokens, basis = policy.encode("a b c"), TIES[tie](T).basis.double()
+    c, stream = torch.zeros(basis.shape[1], 32, dtype=torch.float64), RandomStream(1, tokens)
+    for row in result.trace:
+        rows = [x for x in result.candidates if x.step == row["step"]]
+        noise = [stream.generator(row["step"], x.rollout).standard_normal((len(c), 32), dtype="float32") for x in rows]
+        noise = 0.2**0.5 * torch.tensor(np.stack(noise)).double()  # (K, r, d)
+        own, spread = [x.tokens for x in rows], basis @ (c + noise)  # (K, T, d)
+
+        def kl(model, own=own, spread=spread):
+            literal = Literal(model, tokens, T)
+            kls = [literal.kl(response, u) for response, u in zip(own, spread, strict=True)]
+            return torch.nn.utils.rnn.pad_sequence([*kls, torch.zeros(T)], batch_first=True).sum(0) / len(own)
+
+        assert_near(torch.tensor(row["kl_per_position"]), kl(policy.model), room(kl, policy.model))
+        rewards = torch.tensor([x.reward for x in rows], dtype=torch.float64)
+        weights = torch.softmax(rewards / 0.3 - (1 - 0.9) / 0.2 * (c * noise).sum((1, 2)), 0)
+        c = c + (weights[:, None, None] * noise).sum(0)
+    # Each step adds K weighted vectors; the weights, in exponents of the size of c·ε/2, were summed in fp32 too.
+    exponent = 1 + 0.5 * (c.abs() * noise.abs()).sum((1, 2)).amax()
+    bound = rounding(torch.float32, 3 * (6 + 1) + c.numel(), exponent * noise.abs().amax() * 3)
+    assert_within(result.steering.vectors, basis @ c, bound)
 
 
 def test_a_budget_per_token_is_a_budget_per_response_of_that_length(policy):
@@ -301,7 +353,7 @@ def test_a_budget_per_token_is_a_budget_per_response_of_that_length(policy):
     result = misvo.steer(policy, "a b c", letter_reward, **options, kl_budget_per_token=0.1)
     for row in result.trace:
         assert row["kl_budget"] == pytest.approx(0.1 * row["tokens"] / 16)
-        assert row["kl_predicted"] <= row["kl_budget"] + 1e-9
+        assert row["kl_predicted"] <= row["kl_budget"]
     for wrong in ({"kl_budget": 3.0}, {"penalty": 1.0}):
         with pytest.raises(misvo.MisvoError, match="exclude"):
             misvo.Settings(kl_budget_per_token=0.1, **wrong)
