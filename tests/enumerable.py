@@ -1,5 +1,7 @@
 """An enumerable policy of misvo.theory dressed as a policy that the decoding engine runs: the body is a table."""
 
+import copy
+
 import torch
 
 from misvo.head import Head
@@ -10,7 +12,7 @@ class HistoryCache:
     """What a transformer's cache is to its rows: here, the index of the prefix that each row has sampled."""
 
     def __init__(self):
-        self.layers = []
+        self.layers, self.slots, self.columns = [], None, None
         self.prefix = torch.zeros(1, dtype=torch.long)
 
     def reorder_cache(self, rows):
@@ -28,6 +30,9 @@ class EnumerablePolicy:
 
     def prefix(self):
         return Prefix((7,), HistoryCache(), self.hidden[0])
+
+    def replicate(self, prefix, rows, room):
+        return copy.copy(prefix.cache)
 
     def body_step(self, tokens, cache, depths):
         cache.prefix = cache.prefix * self.tabular.vocabulary + tokens
