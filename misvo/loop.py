@@ -177,6 +177,8 @@ class _Run:
         self.method = METHODS[self.settings.method](
             self.policy.head, self.stream, sampler(self.settings), self.settings
         )
+        # Where a step may be the last one, the next is not begun before it is scored, whatever the method allows.
+        self.sequential = self.method.sequential or self.settings.may_stop
         self.reference = None  # the first step's rollouts, kept for KL_ref
         self.steps_left = deque(range(self.settings.steps))
 
@@ -192,14 +194,14 @@ class _Run:
 
         KL_ref wants rollouts of the reference policy: where the first step gives none, some are sampled beside it.
         """
-        count = 1 if self.method.sequential else self.settings.steps
+        count = 1 if self.sequential else self.settings.steps
         steps = [self._submit(engine, self.steps_left.popleft()) for _ in range(count)]
         if self.settings.kl_ref and not self.method.starts_at_reference:
             steps.append(self._submit(engine, REFERENCE))
         return steps
 
     def next_step(self, engine) -> list[Rollouts]:
-        if self.steps_left and self.method.sequential and all(step == REFERENCE for step in self.step_of.values()):
+        if self.steps_left and self.sequential and all(step == REFERENCE for step in self.step_of.values()):
             return [self._submit(engine, self.steps_left.popleft())]
         if not self.step_of:
             self._close()
@@ -277,6 +279,8 @@ class _Run:
     def _enough(self, step) -> str | None:
         """Why the run may stop before its last step, if it may."""
         settings, result = self.settings, self.result
+        if not self.steps_left:
+            return None
         if settings.stop_reward is not None and result.reward >= settings.stop_reward:
             return f"stopped: the best reward has reached {settings.stop_reward:g}"
         if settings.patience is not None and step - result.best.step >= settings.patience:

@@ -48,6 +48,9 @@ CREDITS = {
 # What `Policy.from_pretrained` takes beside a name, and so do `misvo steer` and the models of a sweep.
 LOAD_OPTIONS = ("dtype", "device", "device_map", "revision", "trust_remote_code", "quantize", "compile")
 
+# Rules that may end a run before its last step.
+STOPS = ("stop_reward", "patience", "token_budget", "seconds_budget")
+
 # What `preset` stands for. Anything given beside it wins over it.
 PRESETS = {
     "paper": {},  # Algorithm 1 as printed
@@ -93,7 +96,7 @@ class Settings:
     kl_budget: float | None = None  # nats per response that the sequence KL may reach; excludes `penalty`
     kl_budget_per_token: float | None = None  # the same per token, times the mean length of a step's responses
     select: str = "best"  # which response is returned: the best, or the best of those that are ordinary
-    # when to stop before the last step
+    # when to stop before the last step: best-of-n, too, then takes one step after the other
     stop_reward: float | None = None
     patience: int | None = None  # steps without a better response
     token_budget: int | None = None
@@ -190,6 +193,11 @@ class Settings:
         if options.get("cost") == "none":
             chosen.pop("step", None)  # without a metric there is no natural step
         return cls(**{**chosen, **options})
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether some rule may end the run before its last step."""
+        return any(getattr(self, name) is not None for name in STOPS)
 
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)

@@ -41,7 +41,7 @@ class ReControl:
         return {"phase": "steer", "norm": self.squares.mean().sqrt().item()}
 
     def intervention(self):
-        return self._climb
+        return None if self.value is None else self._climb  # a run may stop before there is a network
 
     def _climb(self, rows, position, hidden):
         u = self.value.climb(hidden, self.settings.value_iterations, self.settings.value_step_size)
