@@ -48,6 +48,9 @@ CREDITS = {
 # What `Policy.from_pretrained` takes beside a name, and so do `misvo steer` and the models of a sweep.
 LOAD_OPTIONS = ("dtype", "device", "device_map", "revision", "trust_remote_code", "quantize", "compile")
 
+# What decides how quickly a result comes about, and nothing of the result.
+SPEED = ("max_rows", "memory")
+
 # Rules that may end a run before its last step.
 STOPS = ("stop_reward", "patience", "token_budget", "seconds_budget")
 
@@ -201,6 +204,11 @@ class Settings:
 
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
+
+
+def deciding(settings: dict) -> dict:
+    """What of a run's settings decides its rows: all but what only decides speed."""
+    return {name: value for name, value in settings.items() if name not in SPEED}
 
 
 def parse_bytes(text: str) -> int:
