@@ -8,12 +8,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from misvo import __version__
-from misvo.errors import MisvoError, RewardError
+from misvo.errors import MisvoError
 from misvo.settings import COSTS, CREDITS, LOAD_OPTIONS, METHODS, STEPS, TIES, Settings
 
+
+class _Stopped(Exception):
+    """Ctrl-C, under a name that typer does not know: it would end the process without a word."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, context):
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt as interrupt:
+            raise _Stopped from interrupt
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Steer a frozen language model toward any reward at test time, and change it as little as possible.",
     no_args_is_help=True,
     add_completion=False,
@@ -188,32 +203,10 @@ def steer(
     options = {name: value for name, value in options.items() if value is not None and value is not False}
     settings = Settings.from_preset(preset, **options, kl_ref=True)
     _quiet_libraries()
-    import misvo
-    from misvo import prompts, rewards, view
+    from misvo import commands
 
-    prompt = sys.stdin.read() if prompt == "-" else prompt
-    prompts.check(prompt)
-    score = rewards.load(reward)
-    with view.loading(model):
-        policy = misvo.Policy.from_pretrained(model, **{name: given[name] for name in LOAD_OPTIONS})
-    try:
-        with view.Progress(settings) as progress:
-            result = misvo.steer(policy, prompt, score, on_step=progress.update, **settings.to_dict())
-    except RewardError as error:
-        if save is not None and error.result is not None and error.result.candidates:
-            _save(error.result, save)
-            raise MisvoError(f"{error} What was done until then is in {save}.") from error
-        raise
-    if save is not None:
-        _save(result, save)
-    if plot is not None:
-        from misvo.plots import plot_run
-
-        plot_run(result, plot)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict()))
-    else:
-        view.show(result, reward)
+    load = {name: given[name] for name in LOAD_OPTIONS}
+    commands.steer(prompt, reward, model, load, settings, save, plot, as_json)
 
 
 @app.command()
@@ -348,13 +341,6 @@ def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
         typer.echo(f"{name:<{width}}  {about}")
 
 
-def _save(result, folder: Path):
-    folder.mkdir(parents=True, exist_ok=True)
-    if result.steering is not None:
-        result.steering.save_pretrained(folder)
-    (folder / "result.json").write_text(json.dumps(result.to_dict()) + "\n", encoding="utf-8")
-
-
 def _quiet_libraries():
     """This process is ours: passive OpenMP threads (before torch is imported), and no chatter of libraries."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -368,7 +354,7 @@ def main():
     except MisvoError as error:
         typer.echo(f"misvo: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Stopped):
         typer.echo("misvo: stopped.", err=True)
         sys.exit(130)
     except OSError as error:  # a folder that cannot be written, a full disk

@@ -42,9 +42,16 @@ def steer(policy: Policy, prompt: Prompt, reward: Reward, *, columns=None, on_st
 
     A trace row has: step, mean, max and best reward, unscored (how many rewards were None), norm of u and sequence
     KL of the policy that was sampled (kl, kl_per_position), tokens, seconds by stage, a note where something was odd.
+
+    Where a reward fails or somebody presses Ctrl-C, the RewardError or KeyboardInterrupt has a `result`: what the run
+    had until then, with the vectors of its last update.
     """
     columns = None if columns is None else [columns]
-    return steer_many(policy, [prompt], reward, columns=columns, on_step=on_step, **settings)[0]
+    try:
+        return steer_many(policy, [prompt], reward, columns=columns, on_step=on_step, **settings)[0]
+    except KeyboardInterrupt as interrupt:
+        interrupt.result = getattr(interrupt, "results", [None])[0]
+        raise
 
 
 def steer_many(
@@ -56,7 +63,10 @@ def steer_many(
     on_step: OnStep | None = None,
     **settings,
 ) -> list[Result]:
-    """Steer many prompts in one batch; each gets the result that `steer` would give it alone."""
+    """Steer many prompts in one batch; each gets the result that `steer` would give it alone.
+
+    A KeyboardInterrupt has their `results`, as far as they had come.
+    """
     settings = Settings.from_preset(**settings)
     reward = as_reward(reward)
     if isinstance(prompts, str):
@@ -69,8 +79,11 @@ def steer_many(
     with _Scoring(reward, background=len(runs) > 1) as scoring:
         try:
             _drive(policy, runs, scoring, columns, on_step, settings)
-        except RewardError as error:
-            error.results = [run.result if run.complete else None for run in runs]
+        except (RewardError, KeyboardInterrupt) as error:
+            for run in runs:
+                run.settle()
+            failed = isinstance(error, RewardError)  # whose `result` is the prompt that failed; here are the others
+            error.results = [run.result if run.complete or not failed else None for run in runs]
             raise
     return [run.result for run in runs]
 
@@ -165,6 +178,7 @@ class _Run:
         self.tokens = policy.encode(prompt)
         policy.check_length(len(self.tokens), settings.max_new_tokens)
         self.result = Result(prompt, settings)
+        self.method = None  # until its turn comes
         self.complete = False
         self.step_of = {}  # id of the rollouts in flight -> their step
 
@@ -310,22 +324,26 @@ class _Run:
         self.step_of[id(rollouts)] = step
         return rollouts
 
-    def _close(self):
-        """Make the steering of the last vectors, measure it where that was asked for, and let the rest go."""
-        settings, result, u = self.settings, self.result, self.method.vectors
+    def settle(self):
+        """Put in order what was done so far, and make the steering of the last vectors."""
+        result, u = self.result, None if self.method is None else self.method.vectors
         result.candidates.sort(key=lambda candidate: (candidate.step, candidate.rollout))
         result.trace.sort(key=lambda row: row["step"])
         highest = itertools.accumulate((row["max"] for row in result.trace), max)
         for row, best in zip(result.trace, highest, strict=True):  # steps of best-of-n may end in any order
             row["best"] = best
         if u is not None:
-            metadata = {"model": self.policy.name, "prompt": result.prompt, "settings": settings.to_dict()}
+            metadata = {"model": self.policy.name, "prompt": result.prompt, "settings": self.settings.to_dict()}
             result.steering = Steering(
-                u.float().cpu().contiguous(), self.policy.head.fingerprint, settings.tie, metadata
+                u.float().cpu().contiguous(), self.policy.head.fingerprint, self.settings.tie, metadata
             )
+
+    def _close(self):
+        """Settle, measure the steering where that was asked for, and let the rest go."""
+        self.settle()
+        settings, result, steering = self.settings, self.result, self.method.intervention()
         result.value = getattr(self.method, "value", None)
-        steering = self.method.intervention()
-        del self.method, self.prefix  # what they hold is as large as what the meter needs
+        self.method = self.prefix = None  # what they hold is as large as what the meter needs
         if self.reference is not None and steering is not None:
             result.kl_ref = meter.kl_ref(self.policy.head, self.reference, steering, settings.temperature)
             result.moved = meter.most_moved(self.policy, self.reference, steering, result.kl_ref, settings.temperature)
