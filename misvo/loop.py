@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from misvo import credit, meter
 from misvo.decoding import Engine
 from misvo.errors import MisvoError, RewardError
+from misvo.footprint import most_open
 from misvo.methods import METHODS
 from misvo.policy import Policy
 from misvo.prompts import Prompt
@@ -24,7 +25,7 @@ from misvo.result import Candidate, Result
 from misvo.rewards import Reward, as_reward, score
 from misvo.rollouts import Request, Rollouts
 from misvo.sampling import RandomStream, Sampler
-from misvo.settings import Settings, parse_bytes
+from misvo.settings import Settings
 from misvo.steering import Steering
 
 REFERENCE = -1  # the step of rollouts that only the meter wants
@@ -91,12 +92,14 @@ def steer_many(
 def _drive(policy, runs, scoring, columns, on_step, settings):
     """Keep the engine busy: decode for some prompts while the responses of others are scored."""
     waiting, decoding, engine = deque(enumerate(runs)), {}, None
+    longest = max(len(run.tokens) for run in runs)
     while waiting or decoding or scoring.pending:
         while waiting and (engine is None or _room(engine, decoding, scoring, settings)):
             index, run = waiting.popleft()  # a prompt is read when its turn comes, not before
             run.open()
             if engine is None:
-                engine = Engine(policy, settings.max_rows or run.rows_that_fit(), sampler(settings))
+                rows = settings.max_rows or policy.rows_that_fit(run.prefix, settings, len(runs), longest)
+                engine = Engine(policy, rows, sampler(settings))
             decoding |= {id(rollouts): (index, run, rollouts) for rollouts in run.begin(engine)}
         for finished in engine.advance() if engine.busy else []:
             index, run = decoding.pop(id(finished))[:2]
@@ -114,7 +117,7 @@ def _room(engine, decoding, scoring, settings):
     """Whether another prompt may begin: its rows fit, and no more prompts are open than twice what fits at once."""
     open_prompts = len({id(run) for _, run, _ in decoding.values()} | {id(job[1]) for job in scoring.pending})
     fits = engine.load + settings.rollouts <= engine.max_rows or not engine.busy
-    return fits and open_prompts < 2 * max(1, engine.max_rows // settings.rollouts)
+    return fits and open_prompts < most_open(engine.max_rows, settings.rollouts)
 
 
 @dataclass
@@ -188,20 +191,12 @@ class _Run:
         self.prefix = self.policy.prefill(self.tokens, self.settings.max_new_tokens)
         self.result.prefill_seconds = time.perf_counter() - started
         self.stream = RandomStream(self.settings.seed, self.tokens)
-        self.method = METHODS[self.settings.method](
-            self.policy.head, self.stream, sampler(self.settings), self.settings
-        )
+        method = METHODS[self.settings.method]
+        self.method = method(self.policy.head, self.stream, sampler(self.settings), self.settings)
         # Where a step may be the last one, the next is not begun before it is scored, whatever the method allows.
         self.sequential = self.method.sequential or self.settings.may_stop
         self.reference = None  # the first step's rollouts, kept for KL_ref
         self.steps_left = deque(range(self.settings.steps))
-
-    def rows_that_fit(self):
-        """Rows in flight, given that each prompt also holds a mean law (T, V)."""
-        settings, head = self.settings, self.policy.head
-        shared = settings.max_new_tokens * head.vocab_size * head.dtype.itemsize / settings.rollouts
-        memory = settings.memory and parse_bytes(settings.memory)
-        return self.policy.rows_that_fit(self.prefix, settings.max_new_tokens, extra=int(shared), memory=memory)
 
     def begin(self, engine) -> list[Rollouts]:
         """Submit the first step, or every step where none waits for another.
@@ -254,7 +249,9 @@ class _Run:
         for index, value in enumerate(rewards):
             result.candidates.append(Candidate(step, index, tokens[index], texts[index], value, likely[index]))
         if step == 0 and self.method.starts_at_reference:
-            self.reference, result.reference = rollouts if rollouts.hidden is not None else None, result.candidates[0]
+            result.reference = result.candidates[0]
+            if self.settings.kl_ref and rollouts.hidden is not None:  # of which the meter wants no more than the states
+                self.reference = replace(rollouts, score_rows=None, fisher_rows=None, mean_probs=None)
         known = [value for value in rewards if value is not None]
         if not known:
             error = RewardError(f"the reward scored none of the {len(texts)} responses of step {step}: all were None.")
@@ -270,8 +267,7 @@ class _Run:
             self.steps_left.clear()
             extra["note"] = stop
         kl = (rollouts.kl.sum(0) / len(texts)).tolist()
-        update_seconds = time.perf_counter() - started
-        seconds = {"decode": rollouts.seconds, "reward": reward_seconds, "update": update_seconds}
+        seconds = {"decode": rollouts.seconds, "reward": reward_seconds, "update": time.perf_counter() - started}
         row = {
             "step": step,
             "mean": sum(known) / len(known),
@@ -333,10 +329,9 @@ class _Run:
         for row, best in zip(result.trace, highest, strict=True):  # steps of best-of-n may end in any order
             row["best"] = best
         if u is not None:
-            metadata = {"model": self.policy.name, "prompt": result.prompt, "settings": self.settings.to_dict()}
-            result.steering = Steering(
-                u.float().cpu().contiguous(), self.policy.head.fingerprint, self.settings.tie, metadata
-            )
+            head, settings = self.policy.head.fingerprint, self.settings
+            metadata = {"model": self.policy.name, "prompt": result.prompt, "settings": settings.to_dict()}
+            result.steering = Steering(u.float().cpu().contiguous(), head, settings.tie, metadata)
 
     def _close(self):
         """Settle, measure the steering where that was asked for, and let the rest go."""

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from misvo import embedded, linear
-from misvo.cache import bytes_per_row
+from misvo import embedded, footprint, linear
 from misvo.decoding import Engine
 from misvo.errors import MisvoError
 from misvo.head import Head, Shift
@@ -20,6 +19,7 @@ from misvo.prompts import Prompt, render
 from misvo.rollouts import Request
 from misvo.rows import brings_masks
 from misvo.sampling import RandomStream, Sampler
+from misvo.settings import Settings, parse_bytes
 
 # Names under which configs keep a scalar on the logits, and what it multiplies them by.
 LOGIT_SCALES = {
@@ -155,16 +155,14 @@ class Policy:
         hidden = output.last_hidden_state[:, -1].to(self.head.device)
         return hidden if cache.slots is None else hidden[cache.slots.to(hidden.device)]
 
-    def rows_that_fit(self, prefix: Prefix, max_new_tokens: int, extra: int = 0, memory: int | None = None) -> int:
-        """How many rows may decode at once within `memory` bytes, or half of what is free now (at most 256).
+    def rows_that_fit(self, prefix: Prefix, settings: Settings, prompts: int = 1, longest: int = 0) -> int:
+        """How many rows may decode at once within `settings.memory`, or half of what is free now.
 
-        `extra` is what a row takes beside its cache and its laws, in bytes.
+        `longest` is the length of the longest of the prompts, where it is another one than `prefix`.
         """
-        memory = memory or _free_memory(self.head.device) // 2
-        per_token, fixed = bytes_per_row(prefix.cache)
-        # Some layers of a cache are copied as they grow, and sampling holds about four vocabulary-sized vectors a row.
-        row = 2 * (per_token * (prefix.length + max_new_tokens) + fixed) + 16 * self.head.vocab_size + extra
-        return max(1, min(256, int(memory / row)))
+        memory = parse_bytes(settings.memory) if settings.memory else _free_memory(self.head.device) // 2
+        shape = footprint.Shape.of(self, prefix)
+        return footprint.rows_that_fit(shape, settings, max(longest, prefix.length), prompts, memory)
 
     def generate(
         self,
@@ -195,7 +193,8 @@ class Policy:
             shift=None if steering is None else Shift(self.head, steering.at(max_new_tokens)),
             keep_scores=False,
         )
-        engine = Engine(self, self.rows_that_fit(prefix, max_new_tokens), Sampler(temperature, top_p))
+        settings = Settings("best-of-n", rollouts=samples or 1, max_new_tokens=max_new_tokens, top_p=top_p)
+        engine = Engine(self, self.rows_that_fit(prefix, settings), Sampler(temperature, top_p))
         texts = [self.decode(tokens) for tokens in engine.run(request).responses()]
         return texts if samples is not None else texts[0]
 

@@ -202,6 +202,13 @@ class Settings:
         """Whether some rule may end the run before its last step."""
         return any(getattr(self, name) is not None for name in STOPS)
 
+    @property
+    def collecting_steps(self) -> int:
+        """How many steps sample from the reference policy to fit re-control's value network."""
+        if self.method != "re-control" or self.value is not None:
+            return 0
+        return self.value_steps or max(1, self.steps // 2)
+
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
 

@@ -3,7 +3,8 @@
 import pytest
 from conftest import make_policy
 
-from misvo.footprint import PAPER, Shape, paper_table, sampling_bytes, steering_bytes
+from misvo.footprint import PAPER, Shape, paper_table, run_bytes
+from misvo.settings import Settings
 
 
 def total(parts):
@@ -22,14 +23,15 @@ def test_the_shape_of_a_loaded_model():
 @pytest.mark.parametrize("name", PAPER)
 def test_steering_costs_a_mean_law_and_not_a_law_for_each_rollout(name):
     shape, rollouts = PAPER[name]
-    plain, steered = sampling_bytes(shape, rollouts, 256, 512), steering_bytes(shape, rollouts, 256, 512)
-    extra = total(steered) - total(plain)
-    assert 0 < extra < 0.2 * rollouts * 512 * shape.vocabulary * 4
-    lean = steering_bytes(shape, rollouts, 256, 512, law_bytes=2)
-    tied = steering_bytes(shape, rollouts, 256, 512, tied=True)
-    assert total(tied) < total(lean) < total(steered)
-    twice = steering_bytes(shape, rollouts, 256, 1024)
-    assert twice["mean law"] == 2 * steered["mean law"] and twice["expected rows"] == 2 * steered["expected rows"]
+
+    def needed(tokens=512, **options):
+        return run_bytes(shape, Settings(rollouts=rollouts, max_new_tokens=tokens, **options), 256)
+
+    plain, steered = needed(method="best-of-n"), needed()
+    assert 0 < total(steered) - total(plain) < 0.2 * rollouts * 512 * shape.vocabulary * 4
+    assert total(needed(tie="shared")) < total(needed(law_dtype="bfloat16")) < total(steered)
+    twice = needed(tokens=1024)
+    assert twice["mean law"] == 2 * steered["mean law"] and twice["states"] == 2 * steered["states"]
 
 
 def test_sliding_layers_stop_growing_and_convolutions_never_grow():
