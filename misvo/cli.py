@@ -67,6 +67,7 @@ def _root(
 
 @app.command()
 def steer(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to ask the model; `-` reads it from standard input.")],
     reward: Annotated[
         str,
@@ -102,7 +103,7 @@ def steer(
         str | None, typer.Option(help=f"What misvo calls far: {', '.join(COSTS)}.", rich_help_panel=MISVO)
     ] = None,
     tie: Annotated[
-        str | None, typer.Option(help=f"Vectors by position: {', '.join(TIES)}.", rich_help_panel=MISVO)
+        str | None, typer.Option(help=f"Vectors by position: {', '.join(TIES)}; aisp too.", rich_help_panel=MISVO)
     ] = None,
     step: Annotated[str | None, typer.Option(help=f"One of {', '.join(STEPS)}.", rich_help_panel=MISVO)] = None,
     learning_rate: Annotated[
@@ -149,7 +150,9 @@ def steer(
     target_ess: Annotated[
         float | None, typer.Option(help="Set λ so that this many responses count.", rich_help_panel=AISP)
     ] = None,
-    greedy: Annotated[bool, typer.Option(help="Take the most probable token.", rich_help_panel=AISP)] = False,
+    greedy: Annotated[
+        bool, typer.Option(help="Take the most probable token; re-control too.", rich_help_panel=AISP)
+    ] = False,
     mask_after_eos: Annotated[bool, typer.Option(help="Ignore noise behind the end.", rich_help_panel=AISP)] = False,
     window: Annotated[int | None, typer.Option(help="Steer the first so many positions.", rich_help_panel=AISP)] = None,
     value: Annotated[
@@ -198,14 +201,16 @@ def steer(
 
     Example: `misvo steer "Give me one tip for sleeping better." --reward length:12 -k 16 -n 8 -t 40`
     """
-    given = locals()  # before anything else is defined: the options by their names
-    options = {name: given[name] for name in given if name in Settings.__dataclass_fields__}
-    options = {name: value for name, value in options.items() if value is not None and value is not False}
-    settings = Settings.from_preset(preset, **options, kl_ref=True)
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if name in Settings.__dataclass_fields__ and context.get_parameter_source(name).name != "DEFAULT"
+    }
+    settings = Settings.from_preset(preset, **{"max_new_tokens": max_new_tokens, **given}, kl_ref=True)
     _quiet_libraries()
     from misvo import commands
 
-    load = {name: given[name] for name in LOAD_OPTIONS}
+    load = {name: context.params[name] for name in LOAD_OPTIONS}
     commands.steer(prompt, reward, model, load, settings, save, plot, as_json)
 
 

@@ -7,7 +7,7 @@ from conftest import letter_reward, make_policy
 import misvo
 from misvo import cache as kv
 
-SETTINGS = {"rollouts": 6, "steps": 3, "max_new_tokens": 8, "learning_rate": 0.3, "penalty": 0.5, "seed": 3}
+SETTINGS = {"rollouts": 6, "steps": 3, "max_new_tokens": 8, "penalty": 0.5, "seed": 3}
 
 
 def short_of_memory(policy, rows, error, calls_before=0):

@@ -35,12 +35,23 @@ def test_a_run_does_not_go_on_with_what_decides_its_rows(world, tmp_path, change
         sweep.run(make_config(world, methods=("misvo",), seeds=(1,), **change), tmp_path / "r")
 
 
-def test_a_folder_that_names_its_memory_goes_on(world, tmp_path):
-    """As folders do that were begun when memory was part of what is compared."""
+@pytest.mark.parametrize("idle", [{"memory": "1GB", "max_rows": 3}, {"sigma2": 0.3, "value": "folder"}], ids=str)
+def test_a_folder_that_names_what_decides_nothing_goes_on(world, tmp_path, idle):
+    """As folders do that were begun when speed, or options of other methods, were part of what is compared."""
     begin(world, tmp_path / "r")
-    path = tmp_path / "r" / "config.json"
+    rewrite(tmp_path / "r" / "config.json", idle)
+    assert sweep.run(make_config(world, methods=("misvo",), seeds=(1,)), tmp_path / "r").fresh == 2
+
+
+def test_a_folder_of_another_version_does_not(world, tmp_path):
+    begin(world, tmp_path / "r")
+    rewrite(tmp_path / "r" / "config.json", {"momentum": 0.9})
+    with pytest.raises(MisvoError, match=r"momentum: 0\.9 → "):
+        sweep.run(make_config(world, methods=("misvo",), seeds=(1,)), tmp_path / "r")
+
+
+def rewrite(path, settings):
     config = json.loads(path.read_text())
     for cell in config["cells"].values():
-        cell["settings"]["memory"] = "1GB"
+        cell["settings"] |= settings
     path.write_text(json.dumps(config))
-    assert sweep.run(make_config(world, methods=("misvo",), seeds=(1,)), tmp_path / "r").fresh == 2
