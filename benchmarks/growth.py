@@ -16,7 +16,7 @@ import math
 from measure import PROMPTS, allocated_bytes, in_a_process_of_its_own, load, peak_bytes, seconds, write_json
 
 import misvo
-from misvo.footprint import Shape, steering_bytes
+from misvo.footprint import Shape, run_bytes
 
 BASE = {"T": 32, "K": 16, "N": 2, "prompts": 1, "V": 49_152}
 CURVES = {
@@ -47,7 +47,7 @@ def point(sizes, random_body):
     peak, allocated = peak_bytes(run), allocated_bytes(run)
     longest = max(len(policy.encode(prompt)) for prompt in prompts)
     shape = Shape.of(policy)
-    predicted = steering_bytes(shape, sizes["K"], longest, sizes["T"], prompts=sizes["prompts"])
+    predicted = run_bytes(shape, misvo.Settings(**size), longest, prompts=sizes["prompts"])
     return {"seconds": elapsed[0], "peak": peak, "allocated": allocated, "predicted": sum(predicted.values())}
 
 

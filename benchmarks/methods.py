@@ -39,7 +39,7 @@ def main():
             row = json.loads(file.readlines()[arguments.row])
         prompt = row.get("history") or row["prompt"]
     policy, reward = misvo.Policy.from_pretrained("smollm2-135m"), misvo.rewards.load(arguments.reward)
-    names = ("rollouts", "steps", "max_new_tokens", "learning_rate", "top_p", "seed")
+    names = ("rollouts", "steps", "max_new_tokens", "top_p", "seed")
     options = {name: getattr(arguments, name) for name in names}
     cases = [("misvo", cost) for cost in COSTS] + [(method, None) for method in METHODS if method != "misvo"]
     print(
@@ -48,7 +48,7 @@ def main():
     rows = []
     for method, cost in cases:
         started = time.perf_counter()
-        extra = {} if cost is None else {"cost": cost}
+        extra = {} if cost is None else {"cost": cost, "learning_rate": arguments.learning_rate}
         result = misvo.steer(policy, prompt, reward, method=method, kl_ref=True, **extra, **options)
         seconds = time.perf_counter() - started
         first, last = result.trace[0], result.trace[-1]

@@ -116,16 +116,32 @@ def trim(cache: Cache, columns: int) -> None:
         layer.keys, layer.values = layer.keys[..., start:, :], layer.values[..., start:, :]
 
 
-def bytes_per_row(cache: Cache) -> tuple[float, float]:
-    """Memory of one row of a single-row cache: what it takes per token, and what it takes whatever its length."""
-    grows = fixed = 0.0
+def bytes_per_row(cache: Cache) -> dict:
+    """Memory of one row of a single-row cache, by the names of `misvo.footprint.Shape`.
+
+    Only layers of full attention become ones that are written in place, see `replicate`. Others are copied for every
+    token, though never two of them at a time.
+    """
+    grows, inside, fixed, copied, window = 0.0, 0.0, 0.0, [0.0], None
     for layer in cache.layers:
         if isinstance(layer, DynamicLayer) and layer.keys is not None:
             held = layer.keys.numel() * layer.keys.itemsize + layer.values.numel() * layer.values.itemsize
-            grows += held / max(1, layer.keys.shape[-2])
+            per_token = held / max(1, layer.keys.shape[-2])
+            if isinstance(layer, DynamicSlidingWindowLayer):
+                inside, window = inside + per_token, layer.sliding_window
+            else:
+                grows += per_token
+            if type(layer) is not DynamicLayer:
+                copied.append(per_token)
         for states in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})):
             fixed += sum(state.numel() * state.itemsize for state in states.values() if state is not None)
-    return grows, fixed
+    return {
+        "cache_per_token": grows,
+        "cache_fixed": fixed,
+        "window": window,
+        "cache_in_window": inside,
+        "cache_copied": max(copied),
+    }
 
 
 def _merge_attention(layers):

@@ -8,13 +8,28 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from misvo import __version__
-from misvo.errors import MisvoError, RewardError
+from misvo.errors import MisvoError
 from misvo.settings import COSTS, CREDITS, LOAD_OPTIONS, METHODS, STEPS, TIES, Settings
 from misvo.threads import wait_briefly
 
+
+class _Stopped(Exception):
+    """Ctrl-C, under a name that typer does not know: it would end the process without a word."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, context):
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt as interrupt:
+            raise _Stopped from interrupt
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Steer a frozen language model toward any reward at test time, and change it as little as possible.",
     no_args_is_help=True,
     add_completion=False,
@@ -53,6 +68,7 @@ def _root(
 
 @app.command()
 def steer(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to ask the model; `-` reads it from standard input.")],
     reward: Annotated[
         str,
@@ -88,7 +104,7 @@ def steer(
         str | None, typer.Option(help=f"What misvo calls far: {', '.join(COSTS)}.", rich_help_panel=MISVO)
     ] = None,
     tie: Annotated[
-        str | None, typer.Option(help=f"Vectors by position: {', '.join(TIES)}.", rich_help_panel=MISVO)
+        str | None, typer.Option(help=f"Vectors by position: {', '.join(TIES)}; aisp too.", rich_help_panel=MISVO)
     ] = None,
     step: Annotated[str | None, typer.Option(help=f"One of {', '.join(STEPS)}.", rich_help_panel=MISVO)] = None,
     learning_rate: Annotated[
@@ -135,7 +151,9 @@ def steer(
     target_ess: Annotated[
         float | None, typer.Option(help="Set λ so that this many responses count.", rich_help_panel=AISP)
     ] = None,
-    greedy: Annotated[bool, typer.Option(help="Take the most probable token.", rich_help_panel=AISP)] = False,
+    greedy: Annotated[
+        bool, typer.Option(help="Take the most probable token; re-control too.", rich_help_panel=AISP)
+    ] = False,
     mask_after_eos: Annotated[bool, typer.Option(help="Ignore noise behind the end.", rich_help_panel=AISP)] = False,
     window: Annotated[int | None, typer.Option(help="Steer the first so many positions.", rich_help_panel=AISP)] = None,
     value: Annotated[
@@ -184,37 +202,17 @@ def steer(
 
     Example: `misvo steer "Give me one tip for sleeping better." --reward length:12 -k 16 -n 8 -t 40`
     """
-    given = locals()  # before anything else is defined: the options by their names
-    options = {name: given[name] for name in given if name in Settings.__dataclass_fields__}
-    options = {name: value for name, value in options.items() if value is not None and value is not False}
-    settings = Settings.from_preset(preset, **options, kl_ref=True)
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if name in Settings.__dataclass_fields__ and context.get_parameter_source(name).name != "DEFAULT"
+    }
+    settings = Settings.from_preset(preset, **{"max_new_tokens": max_new_tokens, **given}, kl_ref=True)
     _quiet_libraries()
-    import misvo
-    from misvo import prompts, rewards, view
+    from misvo import commands
 
-    prompt = sys.stdin.read() if prompt == "-" else prompt
-    prompts.check(prompt)
-    score = rewards.load(reward)
-    with view.loading(model):
-        policy = misvo.Policy.from_pretrained(model, **{name: given[name] for name in LOAD_OPTIONS})
-    try:
-        with view.Progress(settings) as progress:
-            result = misvo.steer(policy, prompt, score, on_step=progress.update, **settings.to_dict())
-    except RewardError as error:
-        if save is not None and error.result is not None and error.result.candidates:
-            _save(error.result, save)
-            raise MisvoError(f"{error} What was done until then is in {save}.") from error
-        raise
-    if save is not None:
-        _save(result, save)
-    if plot is not None:
-        from misvo.plots import plot_run
-
-        plot_run(result, plot)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict()))
-    else:
-        view.show(result, reward)
+    load = {name: context.params[name] for name in LOAD_OPTIONS}
+    commands.steer(prompt, reward, model, load, settings, save, plot, as_json)
 
 
 @app.command()
@@ -349,13 +347,6 @@ def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
         typer.echo(f"{name:<{width}}  {about}")
 
 
-def _save(result, folder: Path):
-    folder.mkdir(parents=True, exist_ok=True)
-    if result.steering is not None:
-        result.steering.save_pretrained(folder)
-    (folder / "result.json").write_text(json.dumps(result.to_dict()) + "\n", encoding="utf-8")
-
-
 def _quiet_libraries():
     """This process is ours: threads wait as suits us (before torch is imported), and libraries do not chatter."""
     wait_briefly()
@@ -368,7 +359,7 @@ def main():
     except MisvoError as error:
         typer.echo(f"misvo: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Stopped):
         typer.echo("misvo: stopped.", err=True)
         sys.exit(130)
     except OSError as error:  # a folder that cannot be written, a full disk

@@ -9,10 +9,20 @@ the cache once, and a GPU cannot do that faster than its memory allows.
 from dataclasses import dataclass
 
 from misvo import laws
+from misvo.budget import PREFIXES, STEPS
 from misvo.cache import bytes_per_row
 from misvo.head import BLOCK_BYTES, Shift
+from misvo.race import HEAT
+from misvo.rows import visible_width
+from misvo.settings import Settings
+from misvo.tie import TIES
 
 FP32 = 4
+MOST_ROWS = 256  # more at once would not be quicker
+# Arrays of V numbers a row, as torch counts them on a CPU
+NUCLEUS = 2.0  # to find and keep what top-p leaves of a law that is not flat
+OWN_SHIFT = 2.0  # to steer each row by a vector of its own
+RUNNER = 64  # bytes of a token while the times of its race are made
 
 
 @dataclass(frozen=True)
@@ -27,51 +37,112 @@ class Shape:
     cache_fixed: float = 0.0  # bytes of a row whatever its length: convolution or recurrent states
     window: int | None = None  # layers with sliding attention hold at most so many tokens
     cache_in_window: float = 0.0  # bytes per token in those layers
+    cache_copied: float = 0.0  # bytes per token of the largest layer that is copied as it grows, one layer at a time
+    precision: int = 4  # bytes of each number of a hidden state
+    aligned: int | None = None  # where rows begin at one column (`misvo.rows`): the size of a head
 
     @classmethod
-    def of(cls, policy) -> "Shape":
-        """The shape of a loaded model, its cache measured on a few tokens."""
-        prefix = policy.prefill([1, 2, 3, 4], 1)
-        grows, fixed = bytes_per_row(prefix.cache)
+    def of(cls, policy, prefix=None) -> "Shape":
+        """The shape of a loaded model, its cache measured on a prompt that was read, or on a few tokens."""
+        prefix = prefix or policy.prefill([1, 2, 3, 4], 1)
         parameters = {id(p): p.numel() * p.itemsize for p in policy.model.parameters()}
-        head = policy.head
-        return cls(policy.name, sum(parameters.values()), head.vocab_size, head.hidden_size, grows, fixed)
+        head, cache = policy.head, bytes_per_row(prefix.cache)
+        sizes = {"vocabulary": head.vocab_size, "width": head.hidden_size, "precision": head.weight.itemsize}
+        return cls(policy.name, sum(parameters.values()), **sizes, **cache, aligned=policy.aligned_head(prefix))
+
+    def row(self, tokens: int) -> float:
+        """Bytes of one row of a batch, with room for so many tokens."""
+        return self.cache(tokens if self.aligned is None else visible_width(tokens, self.aligned))
 
     def cache(self, tokens: int) -> float:
-        """Bytes of one row of so many tokens."""
-        windowed = min(tokens, self.window or 0) * self.cache_in_window
-        return tokens * self.cache_per_token + windowed + self.cache_fixed
+        """Bytes of the keys, values and states of so many tokens."""
+        inside = tokens if self.window is None else min(tokens, self.window)
+        return tokens * self.cache_per_token + inside * (self.cache_in_window + self.cache_copied) + self.cache_fixed
 
 
-def sampling_bytes(shape: Shape, rows: int, prompt: int, tokens: int, prompts: int = 1) -> dict[str, float]:
-    """Memory above the weights for plain sampling of so many rows: what best-of-n takes."""
-    return {
-        "cache": rows * shape.cache(prompt + tokens) + prompts * shape.cache(prompt),
-        "logits": rows * shape.vocabulary * FP32,
-        "laws": rows * shape.vocabulary * FP32,
-    }
+@dataclass(frozen=True)
+class Held:
+    """What a method holds beside caches and laws, in numbers of arrays."""
+
+    scratch: float  # of V numbers for each row that decodes: logits, and what becomes of them
+    mean_laws: float = 0.0  # of V numbers for each prompt
+    shifts: float = 0.0  # the same: Wu of the positions that are made together
+    expected: float = 0.0  # of K×T×d numbers for each prompt: expected rows of the head
+    hidden: float = 0.0  # the same: hidden states, in the precision of the model
+    update: float = 0.0  # of V numbers, while one prompt is updated or measured
+    blocks: float = 0.0  # the same, of which no more than BLOCK_BYTES are there at once
+
+    @classmethod
+    def by(cls, settings: Settings) -> "Held":
+        scratch = 1.0 + (NUCLEUS if settings.top_p < 1 or settings.greedy else 0.0)
+        if settings.method == "best-of-n":
+            return cls(scratch)
+        hidden, update = float(settings.collecting_steps), 0.0
+        if settings.kl_ref:
+            hidden, update = hidden + 1, 3.0 * settings.rollouts  # the reference's states, and one position of them
+        if settings.method != "misvo":
+            return cls(scratch + OWN_SHIFT, hidden=hidden, update=update)
+        tie, fisher = TIES[settings.tie](settings.max_new_tokens), settings.cost not in ("euclidean", "none")
+        untied = tie.basis is None
+        mean_laws = tie.positions * (0.5 if settings.law_dtype == "bfloat16" else 1.0) if untied else len(tie.pairs)
+        if settings.kl_budget or settings.kl_budget_per_token:
+            hidden += 1
+            update = max(update, (1 if settings.tie == "shared" else 2) * PREFIXES * min(STEPS, settings.steps))
+        return cls(
+            scratch,
+            mean_laws=mean_laws if fisher else 0.0,
+            shifts=min(Shift.POSITIONS, tie.positions) if untied else tie.size,
+            expected=2.0 if fisher else 1.0,  # of this step, and of the Fisher estimate
+            hidden=hidden,
+            update=update,
+            blocks=tie.size if fisher else 0.0,
+        )
 
 
-def steering_bytes(
-    shape: Shape, rollouts: int, prompt: int, tokens: int, prompts: int = 1, law_bytes: int = FP32, tied: bool = False
+def run_bytes(
+    shape: Shape, settings: Settings, prompt: int, prompts: int = 1, rows: int | None = None
 ) -> dict[str, float]:
-    """Memory above the weights for MISVO with the frozen Fisher cost, all prompts in flight at once.
+    """Memory above the weights for `prompts` of so many tokens that are open at once, and `rows` that decode (K each).
 
-    A step decodes, lets caches and laws go, and then updates: what is told is the larger of the two.
+    A prompt's step decodes, lets its caches and laws go, and then updates while other prompts decode: what is told is
+    the larger of the two.
     """
-    rows, V, d = rollouts * prompts, shape.vocabulary, shape.width
+    K, T, V, held = settings.rollouts, settings.max_new_tokens, shape.vocabulary, Held.by(settings)
+    rows = K * prompts if rows is None else rows
     kept = {
-        "mean law": prompts * (V * FP32 if tied else tokens * V * law_bytes),
-        "shift": prompts * (V * FP32 if tied else min(Shift.POSITIONS, tokens) * V * FP32),
-        "expected rows": 2 * rows * tokens * d * FP32,  # of this step, and of the frozen estimate
+        "mean law": prompts * held.mean_laws * V * FP32,
+        "shift": prompts * held.shifts * V * FP32,
+        "states": prompts * (held.expected * FP32 + held.hidden * shape.precision) * K * T * shape.width,
     }
-    decoding = sampling_bytes(shape, rows, prompt, tokens, prompts)
-    decoding["laws"] = max(rows * V * FP32, min(laws.BYTES, rows * tokens * V * FP32))
+    waiting = max(rows * V * FP32, min(laws.BYTES, rows * T * V * FP32))
+    decoding = {
+        "cache": rows * shape.row(prompt + T) + prompts * shape.cache(prompt),
+        "logits": rows * held.scratch * V * FP32,
+        "laws": waiting,
+        "race": RUNNER * min(HEAT, rows * V),
+    }
+    others = max(0, rows - K)
     updating = {
-        "cache": prompts * shape.cache(prompt),
-        "products": min(BLOCK_BYTES, (1 if tied else tokens) * V * FP32),
+        "cache": others * shape.row(prompt + T) + prompts * shape.cache(prompt),
+        "laws": waiting if others else 0.0,
+        "products": max(held.update * V * FP32, min(BLOCK_BYTES, held.blocks * V * FP32)),
     }
     return kept | max(decoding, updating, key=lambda parts: sum(parts.values()))
+
+
+def most_open(rows: int, rollouts: int) -> int:
+    """Prompts that may be open where so many rows decode: those that decode, and as many that are being scored."""
+    return 2 * max(1, rows // rollouts)
+
+
+def rows_that_fit(shape: Shape, settings: Settings, prompt: int, prompts: int, memory: float) -> int:
+    """How many rows of `prompts` prompts may decode at once within so many bytes: at least one, at most MOST_ROWS."""
+
+    def needed(rows):
+        at_once = min(prompts, most_open(rows, settings.rollouts))
+        return sum(run_bytes(shape, settings, prompt, at_once, rows).values())
+
+    return next((rows for rows in range(MOST_ROWS, 1, -1) if needed(rows) <= memory), 1)
 
 
 # Sizes from the models' published configurations; 16-bit weights and caches, as in the paper.
@@ -85,6 +156,7 @@ PAPER = {
             width=2048,
             cache_per_token=6 * 2 * 8 * 64 * HALF,  # 6 of 16 layers attend
             cache_fixed=10 * 2048 * 3 * HALF,  # the others convolve
+            precision=HALF,
         ),
         16,
     ),
@@ -97,14 +169,20 @@ PAPER = {
             cache_per_token=5 * 2 * 4 * 256 * HALF,  # 5 of 34 layers see everything
             window=1024,
             cache_in_window=29 * 2 * 4 * 256 * HALF,
+            precision=HALF,
         ),
         16,
     ),
     "Llama 3 8B": (
-        Shape("Llama-3-8B-Instruct", 8.03e9 * HALF, 128_256, 4096, cache_per_token=32 * 2 * 8 * 128 * HALF),
+        Shape(
+            "Llama-3-8B-Instruct", 8.03e9 * HALF, 128_256, 4096, cache_per_token=32 * 2 * 8 * 128 * HALF, precision=HALF
+        ),
         32,
     ),
-    "Phi-4 14B": (Shape("Phi-4", 14.7e9 * HALF, 100_352, 5120, cache_per_token=40 * 2 * 10 * 128 * HALF), 32),
+    "Phi-4 14B": (
+        Shape("Phi-4", 14.7e9 * HALF, 100_352, 5120, cache_per_token=40 * 2 * 10 * 128 * HALF, precision=HALF),
+        32,
+    ),
 }
 
 
@@ -119,18 +197,20 @@ def paper_table(prompt: int = 256, tokens: int = 512, bandwidth: float = 4.8e12)
     """Memory and the least time of one prompt for each of the paper's models."""
     rows = []
     for name, (shape, size) in PAPER.items():
-        plain = sampling_bytes(shape, size, prompt, tokens)
-        lean = steering_bytes(shape, size, prompt, tokens, law_bytes=2)
-        tied = steering_bytes(shape, size, prompt, tokens, tied=True)
+
+        def needed(preset="paper", shape=shape, size=size, **options):
+            settings = Settings.from_preset(preset, rollouts=size, max_new_tokens=tokens, **options)
+            return sum(run_bytes(shape, settings, prompt).values()) / GB
+
         rows.append(
             {
                 "model": name,
                 "K = N": size,
                 "weights": shape.weights / GB,
-                "best-of-n": sum(plain.values()) / GB,
-                "paper, fp32 laws": sum(steering_bytes(shape, size, prompt, tokens).values()) / GB,
-                "paper, bf16 laws": sum(lean.values()) / GB,
-                "auto": sum(tied.values()) / GB,
+                "best-of-n": needed(method="best-of-n"),
+                "paper, fp32 laws": needed(),
+                "paper, bf16 laws": needed(law_dtype="bfloat16"),
+                "auto": needed("auto"),
                 "K×T×V in fp32": size * tokens * shape.vocabulary * FP32 / GB,
                 "seconds, at least": floor_seconds(shape, size, size, prompt, tokens, bandwidth),
             }

@@ -10,13 +10,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from misvo import credit, meter
 from misvo.decoding import Engine
 from misvo.errors import MisvoError, RewardError
+from misvo.footprint import most_open
 from misvo.methods import METHODS
 from misvo.policy import Policy
 from misvo.prompts import Prompt
@@ -24,7 +25,7 @@ from misvo.result import Candidate, Result
 from misvo.rewards import Reward, as_reward, score
 from misvo.rollouts import Request, Rollouts
 from misvo.sampling import RandomStream, Sampler
-from misvo.settings import Settings, parse_bytes
+from misvo.settings import Settings
 from misvo.steering import Steering
 
 REFERENCE = -1  # the step of rollouts that only the meter wants
@@ -42,9 +43,16 @@ def steer(policy: Policy, prompt: Prompt, reward: Reward, *, columns=None, on_st
 
     A trace row has: step, mean, max and best reward, unscored (how many rewards were None), norm of u and sequence
     KL of the policy that was sampled (kl, kl_per_position), tokens, seconds by stage, a note where something was odd.
+
+    Where a reward fails or somebody presses Ctrl-C, the RewardError or KeyboardInterrupt has a `result`: what the run
+    had until then, with the vectors of its last update.
     """
     columns = None if columns is None else [columns]
-    return steer_many(policy, [prompt], reward, columns=columns, on_step=on_step, **settings)[0]
+    try:
+        return steer_many(policy, [prompt], reward, columns=columns, on_step=on_step, **settings)[0]
+    except KeyboardInterrupt as interrupt:
+        interrupt.result = getattr(interrupt, "results", [None])[0]
+        raise
 
 
 def steer_many(
@@ -56,7 +64,10 @@ def steer_many(
     on_step: OnStep | None = None,
     **settings,
 ) -> list[Result]:
-    """Steer many prompts in one batch; each gets the result that `steer` would give it alone."""
+    """Steer many prompts in one batch; each gets the result that `steer` would give it alone.
+
+    A KeyboardInterrupt has their `results`, as far as they had come.
+    """
     settings = Settings.from_preset(**settings)
     reward = as_reward(reward)
     if isinstance(prompts, str):
@@ -69,8 +80,11 @@ def steer_many(
     with _Scoring(reward, background=len(runs) > 1) as scoring:
         try:
             _drive(policy, runs, scoring, columns, on_step, settings)
-        except RewardError as error:
-            error.results = [run.result if run.complete else None for run in runs]
+        except (RewardError, KeyboardInterrupt) as error:
+            for run in runs:
+                run.settle()
+            failed = isinstance(error, RewardError)  # whose `result` is the prompt that failed; here are the others
+            error.results = [run.result if run.complete or not failed else None for run in runs]
             raise
     return [run.result for run in runs]
 
@@ -78,12 +92,14 @@ def steer_many(
 def _drive(policy, runs, scoring, columns, on_step, settings):
     """Keep the engine busy: decode for some prompts while the responses of others are scored."""
     waiting, decoding, engine = deque(enumerate(runs)), {}, None
+    longest = max(len(run.tokens) for run in runs)
     while waiting or decoding or scoring.pending:
         while waiting and (engine is None or _room(engine, decoding, scoring, settings)):
             index, run = waiting.popleft()  # a prompt is read when its turn comes, not before
             run.open()
             if engine is None:
-                engine = Engine(policy, settings.max_rows or run.rows_that_fit(), sampler(settings))
+                rows = settings.max_rows or policy.rows_that_fit(run.prefix, settings, len(runs), longest)
+                engine = Engine(policy, rows, sampler(settings))
             decoding |= {id(rollouts): (index, run, rollouts) for rollouts in run.begin(engine)}
         for finished in engine.advance() if engine.busy else []:
             index, run = decoding.pop(id(finished))[:2]
@@ -101,7 +117,7 @@ def _room(engine, decoding, scoring, settings):
     """Whether another prompt may begin: its rows fit, and no more prompts are open than twice what fits at once."""
     open_prompts = len({id(run) for _, run, _ in decoding.values()} | {id(job[1]) for job in scoring.pending})
     fits = engine.load + settings.rollouts <= engine.max_rows or not engine.busy
-    return fits and open_prompts < 2 * max(1, engine.max_rows // settings.rollouts)
+    return fits and open_prompts < most_open(engine.max_rows, settings.rollouts)
 
 
 @dataclass
@@ -165,6 +181,7 @@ class _Run:
         self.tokens = policy.encode(prompt)
         policy.check_length(len(self.tokens), settings.max_new_tokens)
         self.result = Result(prompt, settings)
+        self.method = None  # until its turn comes
         self.complete = False
         self.step_of = {}  # id of the rollouts in flight -> their step
 
@@ -174,32 +191,26 @@ class _Run:
         self.prefix = self.policy.prefill(self.tokens, self.settings.max_new_tokens)
         self.result.prefill_seconds = time.perf_counter() - started
         self.stream = RandomStream(self.settings.seed, self.tokens)
-        self.method = METHODS[self.settings.method](
-            self.policy.head, self.stream, sampler(self.settings), self.settings
-        )
+        method = METHODS[self.settings.method]
+        self.method = method(self.policy.head, self.stream, sampler(self.settings), self.settings)
+        # Where a step may be the last one, the next is not begun before it is scored, whatever the method allows.
+        self.sequential = self.method.sequential or self.settings.may_stop
         self.reference = None  # the first step's rollouts, kept for KL_ref
         self.steps_left = deque(range(self.settings.steps))
-
-    def rows_that_fit(self):
-        """Rows in flight, given that each prompt also holds a mean law (T, V)."""
-        settings, head = self.settings, self.policy.head
-        shared = settings.max_new_tokens * head.vocab_size * head.dtype.itemsize / settings.rollouts
-        memory = settings.memory and parse_bytes(settings.memory)
-        return self.policy.rows_that_fit(self.prefix, settings.max_new_tokens, extra=int(shared), memory=memory)
 
     def begin(self, engine) -> list[Rollouts]:
         """Submit the first step, or every step where none waits for another.
 
         KL_ref wants rollouts of the reference policy: where the first step gives none, some are sampled beside it.
         """
-        count = 1 if self.method.sequential else self.settings.steps
+        count = 1 if self.sequential else self.settings.steps
         steps = [self._submit(engine, self.steps_left.popleft()) for _ in range(count)]
         if self.settings.kl_ref and not self.method.starts_at_reference:
             steps.append(self._submit(engine, REFERENCE))
         return steps
 
     def next_step(self, engine) -> list[Rollouts]:
-        if self.steps_left and self.method.sequential and all(step == REFERENCE for step in self.step_of.values()):
+        if self.steps_left and self.sequential and all(step == REFERENCE for step in self.step_of.values()):
             return [self._submit(engine, self.steps_left.popleft())]
         if not self.step_of:
             self._close()
@@ -238,7 +249,9 @@ class _Run:
         for index, value in enumerate(rewards):
             result.candidates.append(Candidate(step, index, tokens[index], texts[index], value, likely[index]))
         if step == 0 and self.method.starts_at_reference:
-            self.reference, result.reference = rollouts if rollouts.hidden is not None else None, result.candidates[0]
+            result.reference = result.candidates[0]
+            if self.settings.kl_ref and rollouts.hidden is not None:  # of which the meter wants no more than the states
+                self.reference = replace(rollouts, score_rows=None, fisher_rows=None, mean_probs=None)
         known = [value for value in rewards if value is not None]
         if not known:
             error = RewardError(f"the reward scored none of the {len(texts)} responses of step {step}: all were None.")
@@ -254,8 +267,7 @@ class _Run:
             self.steps_left.clear()
             extra["note"] = stop
         kl = (rollouts.kl.sum(0) / len(texts)).tolist()
-        update_seconds = time.perf_counter() - started
-        seconds = {"decode": rollouts.seconds, "reward": reward_seconds, "update": update_seconds}
+        seconds = {"decode": rollouts.seconds, "reward": reward_seconds, "update": time.perf_counter() - started}
         row = {
             "step": step,
             "mean": sum(known) / len(known),
@@ -277,6 +289,8 @@ class _Run:
     def _enough(self, step) -> str | None:
         """Why the run may stop before its last step, if it may."""
         settings, result = self.settings, self.result
+        if not self.steps_left:
+            return None
         if settings.stop_reward is not None and result.reward >= settings.stop_reward:
             return f"stopped: the best reward has reached {settings.stop_reward:g}"
         if settings.patience is not None and step - result.best.step >= settings.patience:
@@ -306,22 +320,25 @@ class _Run:
         self.step_of[id(rollouts)] = step
         return rollouts
 
-    def _close(self):
-        """Make the steering of the last vectors, measure it where that was asked for, and let the rest go."""
-        settings, result, u = self.settings, self.result, self.method.vectors
+    def settle(self):
+        """Put in order what was done so far, and make the steering of the last vectors."""
+        result, u = self.result, None if self.method is None else self.method.vectors
         result.candidates.sort(key=lambda candidate: (candidate.step, candidate.rollout))
         result.trace.sort(key=lambda row: row["step"])
         highest = itertools.accumulate((row["max"] for row in result.trace), max)
         for row, best in zip(result.trace, highest, strict=True):  # steps of best-of-n may end in any order
             row["best"] = best
         if u is not None:
+            head, settings = self.policy.head.fingerprint, self.settings
             metadata = {"model": self.policy.name, "prompt": result.prompt, "settings": settings.to_dict()}
-            result.steering = Steering(
-                u.float().cpu().contiguous(), self.policy.head.fingerprint, settings.tie, metadata
-            )
+            result.steering = Steering(u.float().cpu().contiguous(), head, settings.tie, metadata)
+
+    def _close(self):
+        """Settle, measure the steering where that was asked for, and let the rest go."""
+        self.settle()
+        settings, result, steering = self.settings, self.result, self.method.intervention()
         result.value = getattr(self.method, "value", None)
-        steering = self.method.intervention()
-        del self.method, self.prefix  # what they hold is as large as what the meter needs
+        self.method = self.prefix = None  # what they hold is as large as what the meter needs
         if self.reference is not None and steering is not None:
             result.kl_ref = meter.kl_ref(self.policy.head, self.reference, steering, settings.temperature)
             result.moved = meter.most_moved(self.policy, self.reference, steering, result.kl_ref, settings.temperature)

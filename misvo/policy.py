@@ -12,13 +12,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from misvo import cache as kv
-from misvo import embedded, int8, linear
+from misvo import embedded, footprint, int8, linear
 from misvo.decoding import Engine
 from misvo.errors import MisvoError
 from misvo.head import Head, Shift
 from misvo.prompts import Prompt, render
 from misvo.rollouts import Request
 from misvo.sampling import RandomStream, Sampler
+from misvo.settings import Settings, parse_bytes
 
 # Names under which configs keep a scalar on the logits, and what it multiplies them by.
 LOGIT_SCALES = {
@@ -154,19 +155,22 @@ class Policy:
 
     def replicate(self, prefix: Prefix, rows: int, room: int):
         """A cache of `rows` copies of a prompt that has been read, with room for so many tokens more."""
-        aligned = kv.aligns(prefix.cache, getattr(self.config, "_attn_implementation", None))
-        return kv.replicate(prefix.cache, rows, room, aligned)
+        return kv.replicate(prefix.cache, rows, room, self.aligned_head(prefix) is not None)
 
-    def rows_that_fit(self, prefix: Prefix, max_new_tokens: int, extra: int = 0, memory: int | None = None) -> int:
-        """How many rows may decode at once within `memory` bytes, or half of what is free now (at most 256).
+    def aligned_head(self, prefix: Prefix) -> int | None:
+        """The size of a head where rows of this model begin at one column (`misvo.rows`), None where they do not."""
+        if not kv.aligns(prefix.cache, getattr(self.config, "_attn_implementation", None)):
+            return None
+        return next((layer.keys.shape[-1] for layer in prefix.cache.layers if hasattr(layer, "keys")), None)
 
-        `extra` is what a row takes beside its cache and its laws, in bytes.
+    def rows_that_fit(self, prefix: Prefix, settings: Settings, prompts: int = 1, longest: int = 0) -> int:
+        """How many rows may decode at once within `settings.memory`, or half of what is free now.
+
+        `longest` is the length of the longest of the prompts, where it is another one than `prefix`.
         """
-        memory = memory or _free_memory(self.head.device) // 2
-        per_token, fixed = kv.bytes_per_row(prefix.cache)
-        # Some layers of a cache are copied as they grow, and sampling holds about four vocabulary-sized vectors a row.
-        row = 2 * (per_token * (prefix.length + max_new_tokens) + fixed) + 16 * self.head.vocab_size + extra
-        return max(1, min(256, int(memory / row)))
+        memory = parse_bytes(settings.memory) if settings.memory else _free_memory(self.head.device) // 2
+        shape = footprint.Shape.of(self, prefix)
+        return footprint.rows_that_fit(shape, settings, max(longest, prefix.length), prompts, memory)
 
     def generate(
         self,
@@ -197,7 +201,8 @@ class Policy:
             shift=None if steering is None else Shift(self.head, steering.at(max_new_tokens)),
             keep_scores=False,
         )
-        engine = Engine(self, self.rows_that_fit(prefix, max_new_tokens), Sampler(temperature, top_p))
+        settings = Settings("best-of-n", rollouts=samples or 1, max_new_tokens=max_new_tokens, top_p=top_p)
+        engine = Engine(self, self.rows_that_fit(prefix, settings), Sampler(temperature, top_p))
         texts = [self.decode(tokens) for tokens in engine.run(request).responses()]
         return texts if samples is not None else texts[0]
 

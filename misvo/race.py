@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 FLOOR = 2.0**-16  # at most 2¹⁶ tokens run by themselves; on real laws some hundreds, and the others win 1 race in 100
+HEAT = 2**15  # tokens whose times are made at once on a CPU
 OTHERS = -1  # the runner that stands for all tokens below the floor
 
 # SplitMix64 (Steele, Lea and Flood, 2014): the golden ratio's step and the two multipliers, as signed numbers.
@@ -59,12 +60,17 @@ class Entries:
         return torch.zeros(self.shape[0], dtype=torch.float64).index_add_(0, self.rows, self.mass.double())
 
     def race(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The winner of each row and its time, (B,) each; the time is infinite in a row without entries."""
-        times = exponentials(keys[self.rows], self.tokens).div_(self.mass)
-        first = times.new_full((self.shape[0],), torch.inf).scatter_reduce_(0, self.rows, times, "amin")
-        arrived = times == first[self.rows]
-        winners = torch.zeros(self.shape[0], dtype=torch.long)
-        winners[self.rows[arrived]] = self.tokens[arrived]
+        """The winner of each row and its time, (B,) each; the time is infinite in a row without entries.
+
+        In heats of bounded size: times take several times the memory of what they are made of.
+        """
+        first, winners = torch.full((self.shape[0],), torch.inf, dtype=torch.float64), torch.zeros_like(keys)
+        for heat in range(0, len(self.rows), HEAT):
+            rows, tokens = self.rows[heat : heat + HEAT], self.tokens[heat : heat + HEAT]
+            times = exponentials(keys[rows], tokens).div_(self.mass[heat : heat + HEAT])
+            first.scatter_reduce_(0, rows, times, "amin")
+            arrived = times == first[rows]
+            winners[rows[arrived]] = tokens[arrived]
         return winners, first
 
 
@@ -72,7 +78,11 @@ def race(probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """The winner of each row of whole laws, (B, V) and (B,) keys -> (B,) tokens."""
     if probs.device.type != "cpu":
         return race_with_all_times(probs, keys, FLOOR)
-    likely = Entries.where(probs.numpy() > np.float32(FLOOR), probs)
+    chosen = probs.numpy() > np.float32(FLOOR)
+    if len(probs) > 1 and np.count_nonzero(chosen) > HEAT:  # many rows or flat laws: the two halves, one by one
+        half = len(probs) // 2
+        return torch.cat([race(probs[:half], keys[:half]), race(probs[half:], keys[half:])])
+    likely = Entries.where(chosen, probs)
     winners, first = likely.race(keys)
     others = probs.sum(-1).double() - likely.row_sums()
     for row in torch.nonzero(exponentials(keys, OTHERS) < first * others).view(-1).tolist():

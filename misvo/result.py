@@ -1,8 +1,10 @@
 """What a steering run hands back: every response, a trace row per step, the vectors, and how far they moved."""
 
+import json
 import statistics
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 from misvo.errors import MisvoError
 from misvo.prompts import Prompt
@@ -90,8 +92,9 @@ class Result:
         scored = [candidate for candidate in self.candidates if candidate.reward is not None]
         if not scored:
             raise MisvoError("no response of this run has a reward.")
-        if self.settings.select == "ordinary":
-            scored = ordinary(scored, [candidate for candidate in self.candidates if candidate.step == 0])
+        reference = [candidate for candidate in self.candidates if candidate.step == 0]
+        if self.settings.select == "ordinary" and reference:  # a run that was cut short may lack it
+            scored = ordinary(scored, reference)
         return max(scored, key=lambda candidate: candidate.reward)
 
     @property
@@ -103,13 +106,13 @@ class Result:
         return self.best.reward
 
     def to_dict(self) -> dict:
-        """Plain data for JSON; the vectors stay out (`steering.save_pretrained` keeps them)."""
-        best = self.best
+        """Plain data for JSON; the vectors stay out (`save` keeps them too)."""
+        best = self.best if any(candidate.reward is not None for candidate in self.candidates) else None
         return {
             "prompt": self.prompt,
-            "text": best.text,
-            "reward": best.reward,
-            "best": {"step": best.step, "rollout": best.rollout},
+            "text": best and best.text,
+            "reward": best and best.reward,
+            "best": best and {"step": best.step, "rollout": best.rollout},
             "reference": self.reference and {"text": self.reference.text, "reward": self.reference.reward},
             "norm": None if self.steering is None else self.steering.norm,
             "kl_ref": None if self.kl_ref is None else self.kl_ref.total,
@@ -119,3 +122,10 @@ class Result:
             "trace": self.trace,
             "candidates": [vars(candidate) for candidate in self.candidates],
         }
+
+    def save(self, folder: Path) -> None:
+        """Keep everything in a folder: `result.json`, and the vectors where there are some."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.steering is not None:
+            self.steering.save_pretrained(folder)
+        (folder / "result.json").write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")

@@ -48,6 +48,23 @@ CREDITS = {
 # What `Policy.from_pretrained` takes beside a name, and so do `misvo steer` and the models of a sweep.
 LOAD_OPTIONS = ("dtype", "device", "device_map", "revision", "trust_remote_code", "quantize", "compile")
 
+# The options that not all methods have, by method. All of them have those that are not here.
+OPTIONS = {
+    "misvo": (
+        *("cost", "learning_rate", "penalty", "law_dtype", "explicit_fisher", "tie", "step", "standardize", "credit"),
+        *("step_nats", "damping", "kl_budget", "kl_budget_per_token"),
+    ),
+    "best-of-n": (),
+    "aisp": ("penalty", "tie", "sigma2", "alpha", "target_ess", "greedy", "mask_after_eos", "window"),
+    "re-control": ("greedy", "value", "value_steps", "value_target", "value_iterations", "value_step_size"),
+}
+
+# What decides how quickly a result comes about, and nothing of the result.
+SPEED = ("max_rows", "memory")
+
+# Rules that may end a run before its last step.
+STOPS = ("stop_reward", "patience", "token_budget", "seconds_budget")
+
 # What `preset` stands for. Anything given beside it wins over it.
 PRESETS = {
     "paper": {},  # Algorithm 1 as printed
@@ -93,7 +110,7 @@ class Settings:
     kl_budget: float | None = None  # nats per response that the sequence KL may reach; excludes `penalty`
     kl_budget_per_token: float | None = None  # the same per token, times the mean length of a step's responses
     select: str = "best"  # which response is returned: the best, or the best of those that are ordinary
-    # when to stop before the last step
+    # when to stop before the last step: best-of-n, too, then takes one step after the other
     stop_reward: float | None = None
     patience: int | None = None  # steps without a better response
     token_budget: int | None = None
@@ -120,9 +137,10 @@ class Settings:
         _one_of("credit", self.credit, CREDITS)
         _one_of("law_dtype", self.law_dtype, ("float32", "bfloat16"))
         _one_of("select", self.select, ("best", "ordinary"))
-        if self.select == "ordinary" and self.method == "aisp":
+        if self.select == "ordinary" and self.method in ("aisp", "re-control") and not self.collecting_steps:
+            who = "re-control with a given value network" if self.method == "re-control" else self.method
             raise MisvoError(
-                "select='ordinary' compares with the first step, which aisp does not take at the reference."
+                f"select='ordinary' compares with the first step, which {who} does not take at the reference."
             )
         budgets = [name for name in ("kl_budget", "kl_budget_per_token") if getattr(self, name) is not None]
         for name in budgets:
@@ -174,7 +192,10 @@ class Settings:
 
     @classmethod
     def from_preset(cls, preset: str = "paper", **options) -> "Settings":
-        """The settings of a preset, changed by `options`. For methods other than misvo a preset is its sampler."""
+        """The settings of a preset, changed by `options`. For methods other than misvo a preset is its sampler.
+
+        Options of other methods are refused here, where somebody gives them; the dataclass itself has them all.
+        """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
@@ -182,8 +203,14 @@ class Settings:
                 hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}."
                 raise MisvoError(f"unknown setting {name!r}: {hint}")
         _one_of("preset", preset, PRESETS)
+        method = options.get("method", cls.method)
+        own, usual = options_of(method), cls(method)
+        for name, value in options.items():  # what has its usual value was resolved, not wished for
+            if name not in own and value not in (getattr(cls, name), getattr(usual, name)):
+                has = ", ".join(option for option in own if option != "method")
+                raise MisvoError(f"{name} is no option of {method}, which has {has}.")
         chosen = dict(PRESETS[preset])
-        if options.get("method", cls.method) != "misvo":
+        if method != "misvo":
             chosen = {name: value for name, value in chosen.items() if name == "top_p"}
         if options.get("penalty") is not None or options.get("kl_budget_per_token") is not None:
             chosen.pop("kl_budget", None)  # they take the budget's place
@@ -191,8 +218,37 @@ class Settings:
             chosen.pop("step", None)  # without a metric there is no natural step
         return cls(**{**chosen, **options})
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether some rule may end the run before its last step."""
+        return any(getattr(self, name) is not None for name in STOPS)
+
+    @property
+    def collecting_steps(self) -> int:
+        """How many steps sample from the reference policy to fit re-control's value network."""
+        if self.method != "re-control" or self.value is not None:
+            return 0
+        return self.value_steps or max(1, self.steps // 2)
+
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
+
+
+def options_of(method: str) -> list[str]:
+    """The settings that a method has."""
+    of_others = _options_of_others(method)
+    return [field.name for field in dataclasses.fields(Settings) if field.name not in of_others]
+
+
+def deciding(settings: dict) -> dict:
+    """What of a run's settings decides its rows: all but options of other methods and what only decides speed."""
+    idle = {*_options_of_others(settings["method"]), *SPEED}
+    return {name: value for name, value in settings.items() if name not in idle}
+
+
+def _options_of_others(method):
+    _one_of("method", method, METHODS)
+    return {name for names in OPTIONS.values() for name in names if name not in OPTIONS[method]}
 
 
 def parse_bytes(text: str) -> int:

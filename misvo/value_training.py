@@ -28,7 +28,7 @@ def train_value(policy, prompts, reward, *, columns=None, rollouts=16, max_new_t
     reward, episodes, tokens = as_reward(reward), [], 0
     for index, prompt in enumerate(prompts):
         prefix = policy.prefill(policy.encode(prompt), max_new_tokens)
-        engine = Engine(policy, policy.rows_that_fit(prefix, max_new_tokens), sampler(settings))
+        engine = Engine(policy, policy.rows_that_fit(prefix, settings), sampler(settings))
         stream = RandomStream(seed, prefix.tokens)
         request = Request(prefix, stream, 0, range(rollouts), max_new_tokens, keep_scores=False, keep_hidden=True)
         batch = engine.run(request)

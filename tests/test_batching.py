@@ -69,7 +69,8 @@ def test_zero_vectors_sample_token_for_token_like_the_reference(architecture):
 
 
 def test_best_of_n_and_the_first_step_of_misvo_sample_the_same_responses(policy):
-    best_of_n = misvo.steer(policy, A, letter_reward, method="best-of-n", **SETTINGS)
+    sampling = {name: SETTINGS[name] for name in ("rollouts", "steps", "max_new_tokens", "seed", "top_p")}
+    best_of_n = misvo.steer(policy, A, letter_reward, method="best-of-n", **sampling)
     steered = misvo.steer(policy, A, letter_reward, **SETTINGS)
     assert [c.tokens for c in best_of_n.candidates[:4]] == [c.tokens for c in steered.candidates[:4]]
     assert len(best_of_n.candidates) == 12 and best_of_n.steering is None

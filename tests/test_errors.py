@@ -190,8 +190,11 @@ def test_memory_limits_become_row_limits(policy):
 
     assert [parse_bytes(x) for x in ("8GB", "512 MiB", "1e9", "3k")] == [8 * 10**9, 512 * 2**20, 10**9, 3000]
     prefix = policy.prefill(policy.encode("a b c"), 20)
-    few, many = (policy.rows_that_fit(prefix, 20, memory=n) for n in (200_000, 400_000))
-    assert 1 < few < many < 256 and policy.rows_that_fit(prefix, 20, memory=1) == 1
+    least, few, many = (
+        policy.rows_that_fit(prefix, misvo.Settings("best-of-n", max_new_tokens=20, memory=memory))
+        for memory in ("1", "200kB", "400kB")
+    )
+    assert 1 == least < few < many < 256
 
     def rows_of(**limit):
         """How many rows the body was ever given at once, and what was sampled."""

@@ -6,7 +6,8 @@ import pytest
 from conftest import make_policy
 
 from misvo import laws
-from misvo.footprint import PAPER, Shape, paper_table, sampling_bytes, steering_bytes
+from misvo.footprint import PAPER, Shape, paper_table, run_bytes
+from misvo.settings import Settings
 
 
 def total(parts):
@@ -25,14 +26,15 @@ def test_the_shape_of_a_loaded_model():
 @pytest.mark.parametrize("name", PAPER)
 def test_steering_costs_a_mean_law_and_not_a_law_for_each_rollout(name):
     shape, rollouts = PAPER[name]
-    plain, steered = sampling_bytes(shape, rollouts, 256, 512), steering_bytes(shape, rollouts, 256, 512)
-    extra = total(steered) - total(plain)
-    assert 0 < extra < 0.2 * rollouts * 512 * shape.vocabulary * 4
-    lean = steering_bytes(shape, rollouts, 256, 512, law_bytes=2)
-    tied = steering_bytes(shape, rollouts, 256, 512, tied=True)
-    assert total(tied) < total(lean) < total(steered)
-    twice = steering_bytes(shape, rollouts, 256, 1024)
-    assert twice["mean law"] == 2 * steered["mean law"] and twice["expected rows"] == 2 * steered["expected rows"]
+
+    def needed(tokens=512, **options):
+        return run_bytes(shape, Settings(rollouts=rollouts, max_new_tokens=tokens, **options), 256)
+
+    plain, steered = needed(method="best-of-n"), needed()
+    assert 0 < total(steered) - total(plain) < 0.2 * rollouts * 512 * shape.vocabulary * 4
+    assert total(needed(tie="shared")) < total(needed(law_dtype="bfloat16")) < total(steered)
+    twice = needed(tokens=1024)
+    assert twice["mean law"] == 2 * steered["mean law"] and twice["states"] == 2 * steered["states"]
 
 
 def test_sliding_layers_stop_growing_and_convolutions_never_grow():
@@ -48,14 +50,16 @@ def test_a_row_of_the_table_by_hand():
     token = layers * 2 * heads * head_width * 2  # bytes of keys and values in 16 bits
     caches, laws_each = (32 * (256 + 512) + 256) * token, 32 * vocabulary * 4  # of rows and prompt; logits, or laws
     assert laws_each > laws.BYTES  # so many laws wait for nothing
-    steered = caches + 2 * laws_each + 2 * 32 * 512 * width * 4  # expected rows of this step and of the first
+    race = 64 * 2**15
+    steered = caches + race + 2 * laws_each + 2 * 32 * 512 * width * 4  # expected rows of this step and of the first
     law, shift = vocabulary * 4, 8 * vocabulary * 4
     expected = {
         "weights": 16.06,
-        "best-of-n": (caches + 2 * laws_each) / 1e9,
+        "best-of-n": (caches + race + 2 * laws_each) / 1e9,
         "paper, fp32 laws": (steered + 512 * law + shift) / 1e9,
         "paper, bf16 laws": (steered + 512 * law / 2 + shift) / 1e9,
-        "auto": (steered + law + law) / 1e9,  # one law, one shift
+        # one law, one shift; what top-p needs of the laws, and the states that a budget looks at, in 16 bits
+        "auto": (steered + law + law + 2 * laws_each + 32 * 512 * width * 2) / 1e9,
         "K×T×V in fp32": 32 * 512 * vocabulary * 4 / 1e9,
     }
     (row,) = (row for row in paper_table() if row["model"] == "Llama 3 8B")

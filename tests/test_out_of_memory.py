@@ -10,7 +10,7 @@ import misvo
 from misvo import cache as kv
 from misvo.tie import TIES
 
-SETTINGS = {"rollouts": 6, "steps": 3, "max_new_tokens": 8, "learning_rate": 0.3, "penalty": 0.5, "seed": 3}
+SETTINGS = {"rollouts": 6, "steps": 3, "max_new_tokens": 8, "penalty": 0.5, "seed": 3}
 
 
 def short_of_memory(policy, rows, error, calls_before=0):

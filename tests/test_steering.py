@@ -53,7 +53,8 @@ def test_generate(policy, result):
 
 
 def test_generate_is_the_sampler_of_steer(policy):
-    best_of_n = misvo.steer(policy, "a b c", letter_reward, method="best-of-n", **{**SETTINGS, "steps": 1})
+    sizes = {"rollouts": 4, "steps": 1, "max_new_tokens": 6, "seed": 9}
+    best_of_n = misvo.steer(policy, "a b c", letter_reward, method="best-of-n", **sizes)
     assert policy.generate("a b c", samples=4, max_new_tokens=6, seed=9) == [c.text for c in best_of_n.candidates]
 
 

@@ -11,7 +11,8 @@
     [[methods]]
     method = "misvo"              # with any other field of misvo.Settings
 
-Settings of a cell are those of [settings], then of its task, its model, its method: the last one wins.
+Settings of a cell are those of [settings], then of its task, its model, its method: the last one wins. Those that cells
+share go to the methods that have them; a method is refused options that it does not have.
 """
 
 import difflib
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from misvo.errors import MisvoError
-from misvo.settings import LOAD_OPTIONS, Settings
+from misvo.settings import LOAD_OPTIONS, Settings, options_of
 
 SETTINGS = [field.name for field in fields(Settings) if field.name != "seed"]
 
@@ -99,9 +100,11 @@ class Config:
         ]
 
     def _settings(self, model, task, method) -> Settings:
-        merged = {"kl_ref": True, **self.settings, **task.settings, **model.settings, **method.settings}
+        shared = {"kl_ref": True, **self.settings, **task.settings, **model.settings}
         try:
-            return Settings(**merged)
+            own = options_of(method.settings.get("method", shared.get("method", Settings.method)))
+            shared = {name: value for name, value in shared.items() if name in own}
+            return Settings.from_preset(**{**shared, **method.settings})
         except MisvoError as error:
             raise MisvoError(f"in the cell {model.label} × {task.label} × {method.label}: {error}") from error
 

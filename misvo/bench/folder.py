@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from misvo.bench.plan import KEY, Key
 from misvo.errors import MisvoError
+from misvo.settings import deciding
 
 CONFIG, ENVIRONMENT, ROWS, CANDIDATES, SUMMARY = (
     "config.json",
@@ -80,10 +81,8 @@ class RunFolder:
 
     def _adopt(self):
         """Take over what an earlier session left, or begin."""
-        config = self.path / CONFIG
-        if config.exists():
-            before = read_json(config)
-            changes = _by_change(difference(before, self.resolved))
+        if (self.path / CONFIG).exists():
+            changes = _by_change(difference(read_config(self.path), self.resolved))
             if changes:
                 shown = "; ".join(changes[:6]) + ("; …" if len(changes) > 6 else "")
                 raise MisvoError(f"{self.path} holds a run with other settings ({shown}): give another folder.")
@@ -174,6 +173,14 @@ def read_json(path: Path):
         return json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise MisvoError(f"{path} is not JSON ({error}).") from error
+
+
+def read_config(folder: Path) -> dict:
+    """The resolved config of a run, without what decides none of its rows: earlier versions kept some of that."""
+    resolved = read_json(folder / CONFIG)
+    for cell in resolved["cells"].values():
+        cell["settings"] = deciding(cell["settings"])
+    return resolved
 
 
 def write_atomically(path: Path, text: str) -> None:

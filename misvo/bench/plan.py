@@ -11,6 +11,7 @@ from pathlib import Path
 
 from misvo import tasks
 from misvo.bench.config import Cell, Config
+from misvo.settings import deciding
 
 FORMAT = "misvo-run-1"
 Key = tuple[str, str, str, str, int]  # model, task, prompt, method, seed
@@ -65,7 +66,7 @@ class Plan:
                     "model": cell.model.label,
                     "task": cell.task.label,
                     "method": cell.method.label,
-                    "settings": {k: v for k, v in cell.settings.to_dict().items() if k not in ("seed", "max_rows")},
+                    "settings": {k: v for k, v in deciding(cell.settings.to_dict()).items() if k != "seed"},
                 }
                 for cell in config.cells()
             },

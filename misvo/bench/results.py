@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from misvo import metrics
-from misvo.bench.folder import CONFIG, ENVIRONMENT, read_json, whole_rows
+from misvo.bench.folder import CONFIG, ENVIRONMENT, read_config, read_json, whole_rows
 from misvo.bench.sweep import latest
 from misvo.errors import MisvoError
 
@@ -125,7 +125,7 @@ def load(folders: list[Path]) -> Results:
 
 
 def _add_run(results, folder):
-    resolved = read_json(folder / CONFIG)
+    resolved = read_config(folder)
     if (folder / ENVIRONMENT).exists():
         results.environments += read_json(folder / ENVIRONMENT)[-1:]
     results.encoders.add(resolved["encoder"])

@@ -15,9 +15,9 @@ class ReControl:
 
     def __init__(self, head, stream, sampler, settings):
         self.head, self.settings, self.vectors = head, settings, None
-        self.value, self.episodes, self.collecting = None, [], settings.value_steps or max(1, settings.steps // 2)
+        self.value, self.episodes, self.collecting = None, [], settings.collecting_steps
         if settings.value is not None:
-            self.value, self.collecting = ValueNetwork.from_pretrained(settings.value).to(head.device), 0
+            self.value = ValueNetwork.from_pretrained(settings.value).to(head.device)
             if len(self.value.mean) != head.hidden_size or self.value.head not in (None, head.fingerprint):
                 raise MisvoError(f"the value network in {settings.value} was fitted for a model with another LM head.")
         self.starts_at_reference = self.collecting > 0
@@ -41,7 +41,7 @@ class ReControl:
         return {"phase": "steer", "norm": self.squares.mean().sqrt().item()}
 
     def intervention(self):
-        return self._climb
+        return None if self.value is None else self._climb  # a run may stop before there is a network
 
     def _climb(self, rows, position, hidden):
         u = self.value.climb(hidden, self.settings.value_iterations, self.settings.value_step_size)

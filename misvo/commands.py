@@ -1,0 +1,55 @@
+"""The body of `misvo steer`, so that the command line itself stays thin."""
+
+import json
+import sys
+from pathlib import Path
+
+import misvo
+from misvo import prompts, rewards, view
+from misvo.errors import RewardError
+from misvo.result import Result
+from misvo.settings import Settings
+
+
+def steer(
+    prompt: str,
+    reward: str,
+    model: str,
+    load: dict,
+    settings: Settings,
+    save: Path | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    prompt = sys.stdin.read() if prompt == "-" else prompt
+    prompts.check(prompt)
+    score = rewards.load(reward)
+    with view.loading(model):
+        policy = misvo.Policy.from_pretrained(model, **load)
+    try:
+        with view.Progress(settings) as progress:
+            result = misvo.steer(policy, prompt, score, on_step=progress.update, **settings.to_dict())
+    except (RewardError, KeyboardInterrupt) as error:
+        _rescue(getattr(error, "result", None), save)
+        raise
+    if save is not None:
+        result.save(save)
+    if plot is not None:
+        from misvo.plots import plot_run
+
+        plot_run(result, plot)
+    if as_json:
+        print(json.dumps(result.to_dict()))
+    else:
+        view.show(result, reward)
+
+
+def _rescue(result: Result | None, folder: Path | None) -> None:
+    """Keep what was done before something went wrong, and say so; what went wrong is for others to say."""
+    if folder is None or result is None or not result.candidates:
+        return
+    try:
+        result.save(folder)
+        print(f"misvo: what was done until then is in {folder}.", file=sys.stderr)
+    except OSError as error:
+        print(f"misvo: what was done until then could not be saved in {folder}: {error}", file=sys.stderr)

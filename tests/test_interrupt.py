@@ -1,0 +1,173 @@
+"""Ctrl-C and failing rewards: what was done until then is kept, and what happened is said."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+
+import pytest
+import torch
+from conftest import letter_reward, make_policy
+
+import misvo
+from tests.bench_helpers import make_world
+
+SIZES = {"rollouts": 3, "steps": 6, "max_new_tokens": 6}
+REWARDS = """
+import time
+steps = []
+
+def slow(completions, **_):
+    steps.append(1)
+    print(f"scoring {len(steps)}", flush=True)
+    if len(steps) > 2:
+        time.sleep(60)
+    return [float(len(text)) for text in completions]
+
+def nothing(completions, **_):
+    return [None] * len(completions)
+
+def fails(completions, **_):
+    raise RuntimeError("no such luck")
+"""
+
+
+def interrupted_at(call):
+    """A reward during whose n-th call somebody presses Ctrl-C."""
+    calls = []
+
+    def reward(completions, **_):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return letter_reward(completions)
+
+    return reward
+
+
+def said(result):
+    return [(c.step, c.rollout, c.tokens, c.reward) for c in result.candidates]
+
+
+@pytest.mark.parametrize("method", ["misvo", "aisp", "best-of-n", "re-control"])
+def test_an_interrupted_run_carries_what_it_had(method):
+    """The vectors are those that a run of as many steps ends with."""
+    with pytest.raises(KeyboardInterrupt) as caught:
+        misvo.steer(make_policy(), "a b c", interrupted_at(4), method=method, patience=9, **SIZES)
+    result = caught.value.result
+    short = {"value_steps": 2} if method == "re-control" else {}
+    whole = misvo.steer(make_policy(), "a b c", letter_reward, method=method, **{**SIZES, "steps": 3}, **short)
+    assert len(result.trace) == 3
+    if method != "re-control":  # which would have collected for one step more
+        assert said(result) == said(whole) and result.reward == whole.reward
+    assert (result.steering is None) == (whole.steering is None)
+    if result.steering is not None:
+        assert torch.equal(result.steering.vectors, whole.steering.vectors) and result.steering.norm > 0
+    json.dumps(result.to_dict())
+
+
+def test_an_interrupt_before_the_first_reward_carries_an_empty_result():
+    with pytest.raises(KeyboardInterrupt) as caught:
+        misvo.steer(make_policy(), "a b c", interrupted_at(1), select="ordinary", **SIZES)
+    told = caught.value.result.to_dict()
+    assert (told["text"], told["reward"], told["best"], told["candidates"]) == (None, None, None, [])
+
+
+def test_many_prompts_carry_a_result_each():
+    policy, calls = make_policy(), []
+    step = policy.body_step
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 12:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    policy.body_step = interrupted
+    with pytest.raises(KeyboardInterrupt) as caught:
+        misvo.steer_many(policy, ["a b c", "d", "e f"], letter_reward, max_rows=3, **SIZES)
+    results = caught.value.results
+    assert [result.prompt for result in results] == ["a b c", "d", "e f"]
+    assert len(results[0].candidates) == 3 * len(results[0].trace) > 0 and results[2].candidates == []
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = make_world(tmp_path_factory.mktemp("world"))
+    (folder / "rewards.py").write_text(REWARDS)
+    return folder
+
+
+def command(world, reward, *arguments):
+    sizes = ["-k", "3", "-n", "6", "-t", "6", "--preset", "paper"]
+    reward = ["--reward", f"{world}/rewards.py:{reward}"]
+    return [sys.executable, "-m", "misvo.cli", "steer", "a b c", "--model", str(world / "model"), *reward, *sizes] + [
+        str(argument) for argument in arguments
+    ]
+
+
+def press_ctrl_c(world, *arguments):
+    """Start a run whose third reward takes a minute, in a terminal, and press the keys: exit code, what it showed."""
+    keyboard, terminal = pty.openpty()
+
+    def take_terminal():
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    arguments = command(world, "slow", *arguments)
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    run = subprocess.Popen(arguments, **streams, start_new_session=True, preexec_fn=take_terminal)
+    os.close(terminal)
+    shown, pressed = b"", False
+    with contextlib.suppress(OSError):  # how Linux says that nobody is left at the other end
+        while more := os.read(keyboard, 10_000):
+            shown += more
+            if b"scoring 3" in shown and not pressed:
+                pressed = bool(os.write(keyboard, b"\x03"))
+    return run.wait(60), shown.decode()
+
+
+def test_ctrl_c_saves_what_was_done_and_says_so(world, tmp_path):
+    code, shown = press_ctrl_c(world, "--save", tmp_path / "s")
+    assert code == 130 and "Traceback" not in shown
+    assert shown.endswith(f"misvo: what was done until then is in {tmp_path}/s.\r\nmisvo: stopped.\r\n")
+    saved = json.loads((tmp_path / "s" / "result.json").read_text())
+    assert len(saved["trace"]) == 2 and len(saved["candidates"]) == 6
+    assert saved["reward"] == max(c["reward"] for c in saved["candidates"])
+    assert misvo.Steering.from_pretrained(tmp_path / "s").norm == pytest.approx(saved["norm"])
+
+
+def test_ctrl_c_without_a_folder_says_that_it_stopped(world):
+    code, shown = press_ctrl_c(world)
+    assert code == 130 and "Traceback" not in shown and "until then" not in shown
+    assert shown.endswith("misvo: stopped.\r\n")
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [("nothing", "the reward scored none of the 3 responses of step 0"), ("fails", "RuntimeError (no such luck)")],
+)
+@pytest.mark.parametrize("writable", [True, False])
+def test_the_rewards_own_sentence_always_shows(world, tmp_path, reward, says, writable):
+    folder = tmp_path / "s"
+    if not writable:
+        folder.write_text("a file where a folder should be")
+    done = subprocess.run(command(world, reward, "--save", folder), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+    kept = reward == "nothing" and writable  # where nothing was scored nothing else was done
+    assert (f"misvo: what was done until then is in {folder}." in done.stderr) == kept
+    if kept:
+        saved = json.loads((folder / "result.json").read_text())
+        assert [c["reward"] for c in saved["candidates"]] == [None] * 3 and saved["best"] is None
+
+
+def test_without_a_reference_step_the_best_is_chosen_among_all():
+    """Steps of best-of-n end in any order: a run that was cut short need not have the first one."""
+    candidates = [
+        misvo.result.Candidate(3, 0, [5, 6], "a", 1.0, -1.0),
+        misvo.result.Candidate(3, 1, [7], "b", 2.0, -9.0),
+    ]
+    assert misvo.Result("p", misvo.Settings("best-of-n", select="ordinary"), candidates).text == "b"
