@@ -22,14 +22,15 @@ from untuned import REWARDS
 import misvo
 from misvo import credit
 from misvo.cost import mean_score
-from misvo.decoding import Engine
-from misvo.head import Fisher, centred, softmax, token_kl
+from misvo.fisher import Fisher
+from misvo.head import centred, softmax, token_kl
+from misvo.interventions import Vectors
 from misvo.metrics import diversity
 from misvo.rewards import as_reward, score
-from misvo.rollouts import Request
-from misvo.sampling import RandomStream, Sampler
-from misvo.steps import natural_vectors
-from misvo.tie import Tie
+from misvo.rollouts import Keep, Request
+from misvo.sampling import Sampler
+from misvo.tie import Tie, shared
+from misvo.updates import natural_vectors
 
 LENGTH, PREFIXES, DAMPING = 64, 256, 0.1
 
@@ -37,23 +38,22 @@ LENGTH, PREFIXES, DAMPING = 64, 256, 0.1
 class Study:
     def __init__(self, policy, prompt):
         self.policy, self.prompt, self.head = policy, prompt, policy.head
-        self.prefix = policy.prefill(policy.encode(prompt), LENGTH)
+        self.tokens = tuple(policy.encode(prompt))
 
     def sample(self, count, step, u=None, window=LENGTH):
         """Rollouts under u at the first `window` positions; with mean law and expected rows where u is None."""
         tie = windowed(window)
         request = Request(
-            prefix=self.prefix,
-            stream=RandomStream(7, self.prefix.tokens),
+            prompt=self.tokens,
+            seed=7,
             step=step,
             rollouts=range(count),
             max_new_tokens=LENGTH,
-            shift=None if u is None else [self.head.shift(u)[0]] * window,
-            keep_fisher="steered" if u is None else None,
-            pool=tie.pool,
-            keep_hidden=True,
+            sampler=Sampler(top_p=0.95),
+            intervention=None if u is None else Vectors(u[:1], shared(window)),
+            keep=Keep(scores=True, fisher="steered" if u is None else None, pool=tie.pool, hidden=True),
         )
-        return Engine(self.policy, 128, Sampler(top_p=0.95)).run(request)
+        return self.policy.engine(128).run(request)
 
     def scores(self, reward, rollouts):
         """Rewards (K,), and those of the beginnings of responses (K, cuts)."""

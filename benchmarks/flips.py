@@ -50,19 +50,15 @@ def compare(alone, together):
 
 def chance_of_a_flip(policy, texts):
     """Mean over draws of ½ ΣΣ p_v p_w |δ_v − δ_w|, δ the difference of logits alone and in a batch, whole laws."""
-    from misvo.decoding import Engine
-    from misvo.rollouts import Request
-    from misvo.sampling import RandomStream, Sampler
+    from misvo.rollouts import Keep, Request
 
     def decode(some):
-        engine, kept = Engine(policy, 16 * len(some), Sampler()), []
-        for text in some:
-            prefix = policy.prefill(policy.encode(text), 32)
-            stream = RandomStream(0, prefix.tokens)
-            kept.append(engine.submit(Request(prefix, stream, 0, range(16), 32, keep_scores=False, keep_hidden=True)))
+        engine, kept = policy.engine(16 * len(some)), {}
+        requests = [Request(tuple(policy.encode(text)), 0, 0, range(16), 32, keep=Keep(hidden=True)) for text in some]
+        tickets = [engine.submit(request) for request in requests]
         while engine.busy:
-            engine.advance()
-        return kept
+            kept |= dict(engine.advance())
+        return [kept[ticket] for ticket in tickets]
 
     total, count = 0.0, 0
     for text, other in zip(texts, decode(texts), strict=True):

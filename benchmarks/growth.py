@@ -38,11 +38,13 @@ def point(sizes, random_body):
         policy = random_policy(policy.tokenizer, sizes["V"], 576)
     prompts, rows = PROMPTS[: sizes["prompts"]], sizes["K"] * sizes["prompts"]
     size = {"rollouts": sizes["K"], "steps": sizes["N"], "max_new_tokens": sizes["T"], "max_rows": rows}
-    misvo.steer(policy, PROMPTS[0], len, rollouts=2, steps=2, max_new_tokens=4)  # imports and thread pools
+    misvo.steer(
+        policy, PROMPTS[0], len, rollouts=2, steps=2, max_new_tokens=4, preset="paper"
+    )  # imports and thread pools
     elapsed = []
 
     def run():
-        elapsed.append(seconds(lambda: misvo.steer_many(policy, prompts, len, **size)))
+        elapsed.append(seconds(lambda: misvo.steer_many(policy, prompts, len, **size, preset="paper")))
 
     peak, allocated = peak_bytes(run), allocated_bytes(run)
     longest = max(len(policy.encode(prompt)) for prompt in prompts)

@@ -15,16 +15,13 @@ from measure import PROMPTS, load, seconds, write_json
 
 import torch  # isort: skip - measure sets the environment that torch reads
 
+
 from misvo import int8
-from misvo.decoding import Engine
 from misvo.rollouts import Request
-from misvo.sampling import RandomStream, Sampler
 
 
 def decode(policy, prompt, rows, tokens):
-    prefix = policy.prefill(policy.encode(prompt), tokens)
-    request = Request(prefix, RandomStream(0, prefix.tokens), 0, range(rows), tokens, keep_scores=False)
-    return Engine(policy, rows, Sampler()).run(request)
+    return policy.engine(rows).run(Request(tuple(policy.encode(prompt)), 0, 0, range(rows), tokens))
 
 
 @torch.no_grad()

@@ -49,7 +49,7 @@ def main():
     for method, cost in cases:
         started = time.perf_counter()
         extra = {} if cost is None else {"cost": cost, "learning_rate": arguments.learning_rate}
-        result = misvo.steer(policy, prompt, reward, method=method, kl_ref=True, **extra, **options)
+        result = misvo.steer(policy, prompt, reward, method=method, kl_ref=True, **extra, **options, preset="paper")
         seconds = time.perf_counter() - started
         first, last = result.trace[0], result.trace[-1]
         row = {

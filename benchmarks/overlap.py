@@ -27,7 +27,7 @@ def main():
     size = {"rollouts": arguments.rollouts, "steps": arguments.steps, "max_new_tokens": arguments.max_new_tokens}
 
     def run(reward):
-        return seconds(lambda: misvo.steer_many(policy, prompts, reward, **size))
+        return seconds(lambda: misvo.steer_many(policy, prompts, reward, **size, preset="paper"))
 
     alone, beside = [], []
     for number in range(arguments.rounds):

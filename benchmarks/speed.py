@@ -47,7 +47,9 @@ def competitors(policy, arguments):
 
     def steer(**options):
         def run(prompt):
-            result = misvo.steer(policy, prompt, len, **{**size, "max_rows": arguments.rollouts, **options})
+            result = misvo.steer(
+                policy, prompt, len, **{**size, "max_rows": arguments.rollouts, **options}, preset="paper"
+            )
             run.stages = {name: sum(row["seconds"][name] for row in result.trace) for name in ("decode", "update")}
 
         return run
@@ -58,12 +60,12 @@ def competitors(policy, arguments):
         generate(torch.tensor([policy.encode(prompt)]))
 
     def many(_):
-        misvo.steer_many(policy, PROMPTS[: arguments.prompts], len, **size)
+        misvo.steer_many(policy, PROMPTS[: arguments.prompts], len, **size, preset="paper")
 
     return {
         "sampling": steer(method="best-of-n"),
         "misvo paper": steer(law_dtype=arguments.law_dtype),
-        "sampling top-p": steer(method="best-of-n", top_p=0.95),
+        "sampling top-p": steer(method="best-of-n", top_p=0.95, preset="paper"),
         "misvo paper top-p": steer(top_p=0.95),
         "misvo auto": steer(preset="auto"),
         "aisp": steer(method="aisp"),
@@ -92,13 +94,17 @@ def main():
     calls = competitors(policy, arguments)
     prompts = [" ".join([prompt] * (1 + arguments.longer)) for prompt in PROMPTS]
     if arguments.peak:
-        misvo.steer(policy, PROMPTS[1], len, rollouts=2, steps=2, max_new_tokens=4)  # imports and thread pools
+        misvo.steer(
+            policy, PROMPTS[1], len, rollouts=2, steps=2, max_new_tokens=4, preset="paper"
+        )  # imports and thread pools
         measured = allocated_bytes if arguments.tensors else peak_bytes
         print(measured(lambda: calls[arguments.peak](prompts[0])))
         return
     names = arguments.only or list(calls)
     times, stages = {name: [] for name in names}, {}
-    misvo.steer(policy, PROMPTS[0], len, rollouts=arguments.rollouts, steps=2, max_new_tokens=16)  # warm-up
+    misvo.steer(
+        policy, PROMPTS[0], len, rollouts=arguments.rollouts, steps=2, max_new_tokens=16, preset="paper"
+    )  # warm-up
     for number in range(arguments.rounds):
         for name in names:
             share = arguments.prompts if name == "many" else 1

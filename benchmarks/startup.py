@@ -15,16 +15,17 @@ from measure import seconds, write_json
 
 STEER = """
 import sys, time
-from misvo import cli, decoding
+from misvo import cli
+from misvo.engines.torch import TorchEngine
 
-started, advance = float(sys.argv[1]), decoding.Engine.advance
+started, advance = float(sys.argv[1]), TorchEngine.advance
 
 def first(engine):
-    decoding.Engine.advance = advance
+    TorchEngine.advance = advance
     print(time.time() - started, file=sys.stderr)
     return advance(engine)
 
-decoding.Engine.advance = first
+TorchEngine.advance = first
 sys.argv[1:] = ["steer", "Hello.", "-k", "2", "-n", "1", "-t", "1", "--json"]
 cli.main()
 """

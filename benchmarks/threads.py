@@ -29,16 +29,13 @@ def work(rows, tokens):
 
     from measure import PROMPTS, load, seconds  # isort: skip
 
-    from misvo.decoding import Engine
     from misvo.rollouts import Request
-    from misvo.sampling import RandomStream, Sampler
 
     policy, speeds = load(), {}
+    prompt = tuple(policy.encode(PROMPTS[0]))
     for count in rows:
-        prefix = policy.prefill(policy.encode(PROMPTS[0]), tokens + 2)
         for length in (2, tokens):  # the first one warms up
-            request = Request(prefix, RandomStream(0, prefix.tokens), 0, range(count), length, keep_scores=False)
-            engine = Engine(policy, count, Sampler())
+            request, engine = Request(prompt, 0, 0, range(count), length), policy.engine(count)
             speeds[count] = count * length / seconds(lambda: engine.run(request))  # noqa: B023
     print(json.dumps(speeds))
 

@@ -24,8 +24,8 @@ from misvo.rewards import as_reward, score
 METHODS = {
     "auto": {"preset": "auto"},
     "auto-response": {"preset": "auto", "credit": "response"},  # as many scores as best-of-n: one for each response
-    "best-of-n": {"method": "best-of-n", "top_p": 0.95},
-    "aisp": {"method": "aisp", "top_p": 0.95},
+    "best-of-n": {"preset": "paper", "method": "best-of-n", "top_p": 0.95},
+    "aisp": {"preset": "paper", "method": "aisp", "top_p": 0.95},
     "paper": {"preset": "paper", "top_p": 0.95},
 }
 

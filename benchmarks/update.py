@@ -10,6 +10,7 @@ memory of each is measured in a process of its own.
 
 import argparse
 import json
+from dataclasses import replace
 
 from measure import PROMPTS, in_a_process_of_its_own, load, peak_bytes, seconds, write_json
 
@@ -17,10 +18,10 @@ import torch  # isort: skip - measure sets the environment that torch reads
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import misvo
-from misvo.decoding import Engine
+from misvo.methods.base import Context, Scores
 from misvo.methods.misvo import Misvo, leave_one_out
 from misvo.rollouts import Request
-from misvo.sampling import RandomStream, Sampler
+from misvo.sampling import Sampler
 
 
 def literal_update(head, hidden, reference, tokens, u, advantages):
@@ -51,21 +52,22 @@ def random_policy(tokenizer, vocabulary, width):
 
 def stages(policy, rollouts, length):
     """Two decoded steps, and the two ways to make the second update of them."""
-    method = Misvo(policy.head, None, Sampler(), misvo.Settings(rollouts=rollouts, max_new_tokens=length, steps=2))
-    prefix = policy.prefill(policy.encode(PROMPTS[0]), length)
+    tokens, settings = tuple(policy.encode(PROMPTS[0])), misvo.Settings(rollouts=rollouts, max_new_tokens=length)
+    method = Misvo(Context(policy.head, tokens, Sampler(), settings))
     rewards = torch.randn(rollouts, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batches = []
     for step in range(2):
-        request = {"prefix": prefix, "stream": RandomStream(0, prefix.tokens), "step": step}
-        request |= {"rollouts": range(rollouts), "max_new_tokens": length, **method.propose(step), "keep_hidden": True}
-        batches.append(Engine(policy, rollouts, Sampler()).run(Request(**request)))
+        proposal = method.propose(step)
+        keep = replace(proposal.keep, hidden=True)
+        request = Request(tokens, 0, step, range(rollouts), length, Sampler(), proposal.intervention, keep)
+        batches.append(policy.engine(rollouts).run(request))
         if step == 0:
-            method.update(step, batches[0], rewards)
+            method.update(step, batches[0], Scores(rewards))
     u, advantages = method.vectors, leave_one_out(rewards).float()
     (before, after), head = batches, policy.head
 
     def ours():
-        method.update(1, after, rewards)
+        method.update(1, after, Scores(rewards))
         return method.vectors
 
     def literal():

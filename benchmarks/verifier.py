@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from misvo.rewards.code import CodeReward, mbpp_plus_columns
-from misvo.rewards.sandbox_codec import decode, loads
+from misvo.sandbox.codec import decode, loads
 
 SOLUTION = """
 def primes(n):

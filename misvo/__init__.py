@@ -14,8 +14,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "Policy": "misvo.policy",
     "Steering": "misvo.steering",
-    "steer": "misvo.loop",
-    "steer_many": "misvo.loop",
+    "steer": "misvo.session",
+    "steer_many": "misvo.session",
+    "Session": "misvo.session",
     "train_value": "misvo.value_training",
     "rescore": "misvo.rescoring",
     "ValueNetwork": "misvo.value",

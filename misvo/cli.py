@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from misvo import __version__
+from misvo import __version__, cli_options
 from misvo.errors import MisvoError
-from misvo.settings import COSTS, CREDITS, LOAD_OPTIONS, METHODS, STEPS, TIES, Settings
+from misvo.settings import COSTS, LOAD_OPTIONS, METHODS, Settings
 from misvo.threads import wait_briefly
 
 
@@ -38,9 +38,7 @@ app = typer.Typer(
 )
 
 
-# Panels of `misvo steer --help`
-MISVO, STOP, MORE = "Options of misvo", "When to stop early", "More options"
-AISP, RE = "Options of aisp", "Options of re-control"
+MODEL = "The model"  # a panel of `misvo steer --help`
 
 
 class Kind(StrEnum):
@@ -67,8 +65,8 @@ def _root(
 
 
 @app.command()
+@cli_options.accepts_settings
 def steer(
-    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to ask the model; `-` reads it from standard input.")],
     reward: Annotated[
         str,
@@ -81,137 +79,46 @@ def steer(
     preset: Annotated[
         str, typer.Option(help="auto: no tuning needed. paper: Algorithm 1 as printed. Other options win over it.")
     ] = "auto",
-    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = Settings.method,
-    rollouts: Annotated[
-        int, typer.Option("--rollouts", "-k", help="Responses sampled per step (K).")
-    ] = Settings.rollouts,
-    steps: Annotated[int, typer.Option("--steps", "-n", help="Steps (N); K·N responses in all.")] = Settings.steps,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-t", help="Tokens per response (T).")] = 64,
-    kl_budget: Annotated[
-        float | None, typer.Option(help="Nats per response that the model may move. [default: 10; paper: no limit]")
-    ] = None,
-    kl_budget_per_token: Annotated[
-        float | None, typer.Option(help="The same in nats per token, in place of it.", rich_help_panel=MISVO)
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = Settings.temperature,
-    top_p: Annotated[
-        float | None, typer.Option(help="Keep the most probable tokens of this mass. [default: 0.95; paper: 1]")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="The result is a function of this, the prompt and the settings.")
-    ] = Settings.seed,
-    cost: Annotated[
-        str | None, typer.Option(help=f"What misvo calls far: {', '.join(COSTS)}.", rich_help_panel=MISVO)
-    ] = None,
-    tie: Annotated[
-        str | None, typer.Option(help=f"Vectors by position: {', '.join(TIES)}; aisp too.", rich_help_panel=MISVO)
-    ] = None,
-    step: Annotated[str | None, typer.Option(help=f"One of {', '.join(STEPS)}.", rich_help_panel=MISVO)] = None,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(
-            help="η of euler and proximal steps, in units of reward times head geometry.", rich_help_panel=MISVO
-        ),
-    ] = None,
-    penalty: Annotated[
-        float | None, typer.Option(help="λ, instead of a budget. [paper: 1; aisp: 0.1]", rich_help_panel=MISVO)
-    ] = None,
-    step_nats: Annotated[
-        float | None, typer.Option(help="Size of a natural or dual step.", rich_help_panel=MISVO)
-    ] = None,
-    damping: Annotated[
-        float | None, typer.Option(help="Of those steps: larger trusts fewer directions.", rich_help_panel=MISVO)
-    ] = None,
-    credit: Annotated[
-        str | None, typer.Option(help=f"What tokens earn: {', '.join(CREDITS)}.", rich_help_panel=MISVO)
-    ] = None,
-    standardize: Annotated[
-        bool, typer.Option("--standardize", help="Advantages in standard deviations.", rich_help_panel=MISVO)
-    ] = False,
-    select: Annotated[
-        str | None, typer.Option(help="Return the best response, or the best ordinary one.", rich_help_panel=MISVO)
-    ] = None,
-    stop_reward: Annotated[
-        float | None, typer.Option(help="Stop when a response earns this.", rich_help_panel=STOP)
-    ] = None,
-    patience: Annotated[
-        int | None, typer.Option(help="Stop after so many steps without a better one.", rich_help_panel=STOP)
-    ] = None,
-    token_budget: Annotated[
-        int | None, typer.Option(help="Stop when so many tokens were sampled.", rich_help_panel=STOP)
-    ] = None,
-    seconds_budget: Annotated[
-        float | None, typer.Option(help="Stop after so many seconds.", rich_help_panel=STOP)
-    ] = None,
-    explicit_fisher: Annotated[
-        bool, typer.Option(help="Form the frozen Fisher matrices (T·d² numbers).", rich_help_panel=MORE)
-    ] = False,
-    sigma2: Annotated[float, typer.Option(help="Variance of the noise.", rich_help_panel=AISP)] = Settings.sigma2,
-    alpha: Annotated[float, typer.Option(help="1 pulls nothing back.", rich_help_panel=AISP)] = Settings.alpha,
-    target_ess: Annotated[
-        float | None, typer.Option(help="Set λ so that this many responses count.", rich_help_panel=AISP)
-    ] = None,
-    greedy: Annotated[
-        bool, typer.Option(help="Take the most probable token; re-control too.", rich_help_panel=AISP)
-    ] = False,
-    mask_after_eos: Annotated[bool, typer.Option(help="Ignore noise behind the end.", rich_help_panel=AISP)] = False,
-    window: Annotated[int | None, typer.Option(help="Steer the first so many positions.", rich_help_panel=AISP)] = None,
-    value: Annotated[
-        str | None, typer.Option(help="Folder of a fitted value network; else one is fitted.", rich_help_panel=RE)
-    ] = None,
-    value_steps: Annotated[
-        int | None, typer.Option(help="Steps that collect for the network. [default: half]", rich_help_panel=RE)
-    ] = None,
-    value_target: Annotated[
-        str, typer.Option(help="State that carries the reward: last or first.", rich_help_panel=RE)
-    ] = Settings.value_target,
-    value_iterations: Annotated[
-        int, typer.Option(help="Gradient steps per token.", rich_help_panel=RE)
-    ] = Settings.value_iterations,
-    value_step_size: Annotated[
-        float, typer.Option(help="Size of each gradient step.", rich_help_panel=RE)
-    ] = Settings.value_step_size,
-    max_rows: Annotated[
-        int | None, typer.Option(help="Rows decoded at once. [default: what fits memory]", rich_help_panel=MORE)
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(help="What decoding may take, such as 8GB. [default: half of what is free]", rich_help_panel=MORE),
-    ] = None,
-    law_dtype: Annotated[
-        str, typer.Option(help="Mean laws of tie=position: float32, or bfloat16 at half of it.", rich_help_panel=MORE)
-    ] = Settings.law_dtype,
-    quantize: Annotated[
-        str | None, typer.Option(help="`int8`: quicker on a CPU, and another model.", rich_help_panel=MORE)
-    ] = None,
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the body, for GPUs; minutes, once.", rich_help_panel=MORE)
-    ] = False,
     save: Annotated[Path | None, typer.Option(help="Folder for the steering vectors and all responses.")] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Picture of the run: reward by generations, KL by position.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")] = False,
-    dtype: Annotated[str, typer.Option(help="Precision of the weights: auto, float32, bfloat16, float16.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="Where the model runs, such as `cpu` or `cuda:0`.")] = None,
-    device_map: Annotated[str | None, typer.Option(help="Spread a large model, such as `auto`.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the checkpoint.")] = False,
+    dtype: Annotated[
+        str,
+        typer.Option(help="Precision of the weights: auto, float32, bfloat16, float16.", rich_help_panel=MODEL),
+    ] = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="Where the model runs, such as `cpu` or `cuda:0`.", rich_help_panel=MODEL)
+    ] = None,
+    device_map: Annotated[
+        str | None, typer.Option(help="Spread a large model, such as `auto`.", rich_help_panel=MODEL)
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel=MODEL)
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option(help="Run code that comes with the checkpoint.", rich_help_panel=MODEL)
+    ] = False,
+    quantize: Annotated[
+        str | None, typer.Option(help="`int8`: quicker on a CPU, and another model.", rich_help_panel=MODEL)
+    ] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the body, for GPUs; minutes, once.", rich_help_panel=MODEL)
+    ] = False,
+    **options,
 ):
     """Sample, score and steer, then show the best response beside the reference.
 
     Example: `misvo steer "Give me one tip for sleeping better." --reward length:12 -k 16 -n 8 -t 40`
     """
-    given = {
-        name: value
-        for name, value in context.params.items()
-        if name in Settings.__dataclass_fields__ and context.get_parameter_source(name).name != "DEFAULT"
-    }
-    settings = Settings.from_preset(preset, **{"max_new_tokens": max_new_tokens, **given}, kl_ref=True)
+    load = dict(
+        zip(LOAD_OPTIONS, (dtype, device, device_map, revision, trust_remote_code, quantize, compile), strict=True)
+    )
+    settings = Settings.from_preset(preset, **cli_options.given(options), kl_ref=True)
     _quiet_libraries()
     from misvo import commands
 
-    load = {name: context.params[name] for name in LOAD_OPTIONS}
     commands.steer(prompt, reward, model, load, settings, save, plot, as_json)
 
 

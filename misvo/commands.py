@@ -28,12 +28,12 @@ def steer(
         policy = misvo.Policy.from_pretrained(model, **load)
     try:
         with view.Progress(settings) as progress:
-            result = misvo.steer(policy, prompt, score, on_step=progress.update, **settings.to_dict())
+            result = misvo.steer(policy, prompt, score, settings=settings, on_step=progress.update)
     except (RewardError, KeyboardInterrupt) as error:
         _rescue(getattr(error, "result", None), save)
         raise
     if save is not None:
-        result.save(save)
+        result.save(save, overwrite=True)
     if plot is not None:
         from misvo.plots import plot_run
 
@@ -49,7 +49,7 @@ def _rescue(result: Result | None, folder: Path | None) -> None:
     if folder is None or result is None or not result.candidates:
         return
     try:
-        result.save(folder)
+        result.save(folder, overwrite=True)
         print(f"misvo: what was done until then is in {folder}.", file=sys.stderr)
     except OSError as error:
         print(f"misvo: what was done until then could not be saved in {folder}: {error}", file=sys.stderr)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from misvo.head import Fisher, Head
-from misvo.rollouts import Rollouts
+from misvo.fisher import Fisher
+from misvo.head import Head
+from misvo.rollouts import Law, Rollouts
 from misvo.sampling import Sampler
 from misvo.tie import Tie
 
@@ -26,20 +27,20 @@ class Cost:
     tie: Tie
     explicit: bool = False  # form the frozen Fisher matrices, T·d² numbers, instead of multiplying without them
 
-    def needs_fisher(self, step: int) -> str | None:
+    def needs_fisher(self, step: int) -> Law | None:
         """The law whose mean and expected rows this step's decoding has to collect: "steered", "reference", none."""
         return None
 
     def observe(self, step: int, rollouts: Rollouts) -> None:
         """Take from the step's rollouts what gradients need."""
 
-    def product(self, c: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
-        """BᵀΣB c, (r, d) -> (r, d); `shift` is Wc (r, V) where the caller has it."""
+    def product(self, c: torch.Tensor) -> torch.Tensor:
+        """BᵀΣB c, (r, d) -> (r, d)."""
         return torch.zeros_like(c)
 
-    def gradient(self, c: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+    def gradient(self, c: torch.Tensor) -> torch.Tensor:
         """∇ of the penalty."""
-        return self.product(c, shift) if c.any() else torch.zeros_like(c)
+        return self.product(c) if c.any() else torch.zeros_like(c)
 
     def release(self) -> None:
         """Let go of what the next step collects anew."""
@@ -48,7 +49,7 @@ class Cost:
 class Euclidean(Cost):
     """Σ_t = I: the squared length of the hidden-space shift, blind to what it does to the tokens."""
 
-    def product(self, c, shift=None):
+    def product(self, c):
         return self.tie.gather(self.tie.spread(c))
 
 
@@ -66,8 +67,8 @@ class FrozenFisher(Cost):
             fisher = self._fisher(rollouts)
             self.fisher = fisher.formed() if self.explicit else fisher
 
-    def product(self, c, shift=None):
-        return self.fisher.product(c, shift)
+    def product(self, c):
+        return self.fisher.product(c)
 
     def _fisher(self, rollouts):
         return Fisher(self.head, rollouts.mean_probs, rollouts.fisher_rows, self.sampler.temperature, self.tie)
@@ -105,8 +106,8 @@ class SequenceKL(IterateFisher):
         super().observe(step, rollouts)
         self.suffix = self.tie.gather(suffix_term(self.head, rollouts, self.sampler))
 
-    def gradient(self, c, shift=None):
-        return super().gradient(c, shift) + self.suffix
+    def gradient(self, c):
+        return super().gradient(c) + self.suffix
 
 
 def suffix_term(head: Head, rollouts: Rollouts, sampler: Sampler) -> torch.Tensor:

@@ -13,10 +13,11 @@ prompts (docs/untuned.md). Means are over the other responses, as in the paper. 
 what is left is the paper's gradient, a little heavier on the last tokens.
 """
 
-import math
 from dataclasses import dataclass, field
 
 import torch
+
+from misvo.numbers import as_numbers
 
 CUTS = 16  # at most so many segments in a response
 RESIDUAL = 0.2
@@ -34,12 +35,11 @@ def prefix_rewards(responses: list[list[int]], rewards: list, length: int, ask) 
     `ask` takes the tokens of many prefixes and gives their rewards.
     """
     places = cuts(length)
-    own = torch.tensor([math.nan if value is None else value for value in rewards], dtype=torch.float64)
-    table = own[:, None].repeat(1, len(places))
+    table = as_numbers(rewards)[:, None].repeat(1, len(places))
     cells = [(i, j) for i, row in enumerate(responses) for j, cut in enumerate(places) if cut < len(row)]
     values = ask([responses[i][: places[j]] for i, j in cells])
-    for (i, j), value in zip(cells, values, strict=True):
-        table[i, j] = math.nan if value is None else value
+    for (i, j), value in zip(cells, as_numbers(values), strict=True):
+        table[i, j] = value
     return table
 
 

@@ -8,7 +8,7 @@ the cache once, and a GPU cannot do that faster than its memory allows.
 
 from dataclasses import dataclass
 
-from misvo import laws
+from misvo import projection
 from misvo.budget import PREFIXES, STEPS
 from misvo.cache import bytes_per_row
 from misvo.head import BLOCK_BYTES, Shift
@@ -114,7 +114,7 @@ def run_bytes(
         "shift": prompts * held.shifts * V * FP32,
         "states": prompts * (held.expected * FP32 + held.hidden * shape.precision) * K * T * shape.width,
     }
-    waiting = max(rows * V * FP32, min(laws.BYTES, rows * T * V * FP32))
+    waiting = max(rows * V * FP32, min(projection.BYTES, rows * T * V * FP32))
     decoding = {
         "cache": rows * shape.row(prompt + T) + prompts * shape.cache(prompt),
         "logits": rows * held.scratch * V * FP32,

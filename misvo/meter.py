@@ -3,17 +3,18 @@
 The sequence KL (eq:kl-effort) needs no meter of its own: decoding measures it at every prefix that it visits.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from misvo.head import Head, centred, log_partition, softmax, token_kl
+from misvo.interventions import Intervention, Vectors
 from misvo.result import Divergence, Moved
-from misvo.rollouts import Intervention, Rollouts
-
-Steered = torch.Tensor | Intervention  # vectors u (T, d), or a function of the states
+from misvo.rollouts import Rollouts
 
 
 @torch.no_grad()
-def kl_ref(head: Head, reference: Rollouts, steering: Steered, temperature: float = 1.0) -> Divergence:
+def kl_ref(head: Head, reference: Rollouts, steering: Intervention, temperature: float = 1.0) -> Divergence:
     """(1/K) Σ_i Σ_t KL(π_u ‖ π_ref) over the prefixes of K reference rollouts, position by position."""
     per_position = []
     for t in range(reference.tokens.shape[1]):
@@ -27,17 +28,24 @@ def kl_ref(head: Head, reference: Rollouts, steering: Steered, temperature: floa
 
 @torch.no_grad()
 def most_moved(
-    policy, reference: Rollouts, steering: Steered, kl: Divergence, temperature=1.0, positions=3, tokens=5
+    head: Head,
+    reference: Rollouts,
+    steering: Intervention,
+    kl: Divergence,
+    spell: Callable[[int], str],
+    temperature: float = 1.0,
+    positions: int = 3,
+    tokens: int = 5,
 ) -> list[Moved]:
     """The positions with the largest KL_ref, and the tokens whose mean probability over the prefixes rose most."""
-    head, found = policy.head, []
+    found = []
     ranked = sorted(range(len(kl.per_position)), key=lambda t: -kl.per_position[t])
     for t in [t for t in ranked[:positions] if kl.per_position[t] > 0]:
         logits, shift = _at(head, reference, steering, t, temperature)
         before = softmax(logits)[0].mean(0)
         after = softmax(logits.add_(shift))[0].mean(0)
         top = (after - before).topk(min(tokens, head.vocab_size)).indices.tolist()
-        rises = [(policy.tokenizer.decode([v]), before[v].item(), after[v].item()) for v in top]
+        rises = [(spell(v), before[v].item(), after[v].item()) for v in top]
         found.append(Moved(t, kl.per_position[t], rises))
     return found
 
@@ -46,5 +54,6 @@ def _at(head, reference, steering, t, temperature):
     """Reference logits (n, V) of the rollouts that reach position t, and the shift of the steering there."""
     rows = torch.nonzero(reference.alive[:, t]).squeeze(-1)
     hidden = reference.hidden[rows, t]
-    u = steering(rows, t, hidden) if callable(steering) else steering[t : t + 1]
+    asked = slice(0, 1) if isinstance(steering, Vectors) else slice(None)  # one shift may serve all rows
+    u = steering.at(rows[asked], t, hidden[asked])
     return centred(head.logits(hidden).div_(temperature)), head.shift(u).div_(temperature)

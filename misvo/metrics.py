@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from misvo.errors import MisvoError
-from misvo.prompts import Prompt
+from misvo.errors import MisvoError, first_line
+from misvo.prompts import Prompt, as_text
 
 SIMCSE = "princeton-nlp/sup-simcse-bert-base-uncased"
 
@@ -41,8 +41,7 @@ class ClsEncoder:
             self.tokenizer = AutoTokenizer.from_pretrained(name)
             self.model = AutoModel.from_pretrained(name, dtype=torch.float32).eval()
         except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise MisvoError(f"no sentence encoder could be loaded from {name!r} ({reason})") from error
+            raise MisvoError(f"no sentence encoder could be loaded from {name!r} ({first_line(error)})") from error
 
     def __call__(self, texts: list[str]):
         import torch
@@ -72,9 +71,8 @@ def load_encoder(name: str):
 
 def coherence(encoder, prompt: Prompt, response: str) -> float:
     """Cosine of the meanings of a prompt and a response, −1 to 1."""
-    text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
-    one, other = encoder([text]), encoder([response])  # one by one: padding would change the last digits
-    return float((one * other).sum())
+    one = encoder([as_text(prompt, "\n")])  # one by one: padding would change the last digits
+    return float((one * encoder([response])).sum())
 
 
 @dataclass(frozen=True)

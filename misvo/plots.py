@@ -4,7 +4,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from misvo.errors import MisvoError
+from misvo.errors import MisvoError, first_line
 from misvo.result import Result
 
 
@@ -38,4 +38,4 @@ def plot_run(result: Result, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except ValueError as error:  # a file type that matplotlib does not write
-        raise MisvoError(f"cannot draw {path}: {str(error).splitlines()[0]}") from error
+        raise MisvoError(f"cannot draw {path}: {first_line(error)}") from error

@@ -1,62 +1,28 @@
-"""The frozen model: a body that turns tokens into hidden states, and a linear head. It knows token ids, not rewards.
-
-Any causal LM of transformers serves as it is: no hook, flag, seed or thread setting is changed, and at load one
-small forward pass checks that `head(body(x))` is what the model itself says.
-"""
+"""A frozen model and its tokenizer, ready to be steered: what users load, sample from and hand to `misvo.steer`."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from misvo import cache as kv
-from misvo import embedded, footprint, int8, linear
-from misvo.decoding import Engine
+from misvo import embedded, int8, linear
+from misvo.engines.torch import TorchEngine
 from misvo.errors import MisvoError
-from misvo.head import Head, Shift
+from misvo.footprint import MOST_ROWS
+from misvo.interventions import Vectors
+from misvo.model import Model
 from misvo.prompts import Prompt, render
 from misvo.rollouts import Request
-from misvo.sampling import RandomStream, Sampler
-from misvo.settings import Settings, parse_bytes
-
-# Names under which configs keep a scalar on the logits, and what it multiplies them by.
-LOGIT_SCALES = {
-    "logits_scaling": lambda x: 1 / x,  # Granite
-    "logit_scale": lambda x: x,  # Cohere
-    "lm_head_multiplier": lambda x: x,  # Falcon-H1
-}
+from misvo.sampling import Sampler
+from misvo.settings import Settings
 
 
-@dataclass(frozen=True)
-class Prefix:
-    """A prompt that has been read once: its tokens, its single-row cache, the state its first token is drawn from."""
-
-    tokens: tuple[int, ...]
-    cache: DynamicCache
-    hidden: torch.Tensor  # (1, d)
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
-
-
-class Policy:
-    """A frozen causal LM and its tokenizer, ready to be steered."""
+class Policy(Model):
+    """A frozen causal LM and its tokenizer."""
 
     def __init__(self, model, tokenizer, name: str | None = None):
-        if model.training:
-            raise MisvoError(
-                "the model is in training mode, where dropout changes its answers: call model.eval() first."
-            )
-        self.model, self.tokenizer = model, tokenizer
-        self.name = name or getattr(model, "name_or_path", "") or type(model).__name__
-        self.config = model.config.get_text_config(decoder=True)
-        self.body = model.base_model
-        self.head = _find_head(model, self.config)
-        self.eos_tokens = torch.tensor(_eos_tokens(model, tokenizer), dtype=torch.long)
-        self._check_head()
+        super().__init__(model, getattr(tokenizer, "eos_token_id", None), name)
+        self.tokenizer = tokenizer
 
     @classmethod
     def from_pretrained(
@@ -101,13 +67,12 @@ class Policy:
             model.base_model.compile(dynamic=True)
         return cls(model.eval(), tokenizer, name=str(name))
 
-    @property
-    def device(self) -> torch.device:
-        return self.body.get_input_embeddings().weight.device
+    def __repr__(self):
+        return f"Policy({self.name!r}, {self.head.vocab_size} tokens × {self.head.hidden_size})"
 
-    @property
-    def context_length(self) -> int | None:
-        return getattr(self.config, "max_position_embeddings", None)
+    def engine(self, max_rows: int = MOST_ROWS) -> TorchEngine:
+        """Something that decodes requests for this policy, so many rows at a time."""
+        return TorchEngine(self, max_rows)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a string or of chat messages, through the chat template where the model has one."""
@@ -116,61 +81,9 @@ class Policy:
     def decode(self, tokens) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
-        limit = self.context_length
-        if limit is not None and prompt_tokens + max_new_tokens > limit:
-            raise MisvoError(
-                f"the prompt has {prompt_tokens} tokens and max_new_tokens is {max_new_tokens}, "
-                f"but {self.name} has a context of {limit} tokens."
-            )
-
-    @torch.no_grad()
-    def prefill(self, tokens, max_new_tokens: int) -> Prefix:
-        """Read a prompt once; every rollout of every step begins from what this returns."""
-        self.check_length(len(tokens), max_new_tokens)
-        cache = DynamicCache(config=self.model.config)
-        ids = torch.tensor([list(tokens)], device=self.device)
-        output = self.body(input_ids=ids, past_key_values=cache, use_cache=True)
-        return Prefix(tuple(tokens), output.past_key_values, output.last_hidden_state[:, -1].to(self.head.device))
-
-    def body_step(self, tokens, cache, depths: torch.Tensor) -> torch.Tensor:
-        """One more token for every row, (B,) -> (B, d); `depths` (B,) says how many tokens each row has read."""
-        if cache.slots is not None:  # rows stand in the cache in an order of its own
-            order = cache.slots.argsort()
-            tokens, depths = tokens[order.to(tokens.device)], depths[order]
-        mask = None
-        if cache.columns is not None:
-            cache.columns.stand_at(depths)
-        elif (pads := int(depths.max()) - depths).any():  # rows of one length need no mask
-            mask = (torch.arange(int(depths.max()) + 1) >= pads[:, None]).long().to(self.device)
-        output = self.body(
-            input_ids=tokens.to(self.device)[:, None],
-            attention_mask=mask,
-            position_ids=depths.to(self.device)[:, None],
-            past_key_values=cache,
-            use_cache=True,
-        )
-        hidden = output.last_hidden_state[:, -1].to(self.head.device)
-        return hidden if cache.slots is None else hidden[cache.slots.to(hidden.device)]
-
-    def replicate(self, prefix: Prefix, rows: int, room: int):
-        """A cache of `rows` copies of a prompt that has been read, with room for so many tokens more."""
-        return kv.replicate(prefix.cache, rows, room, self.aligned_head(prefix) is not None)
-
-    def aligned_head(self, prefix: Prefix) -> int | None:
-        """The size of a head where rows of this model begin at one column (`misvo.rows`), None where they do not."""
-        if not kv.aligns(prefix.cache, getattr(self.config, "_attn_implementation", None)):
-            return None
-        return next((layer.keys.shape[-1] for layer in prefix.cache.layers if hasattr(layer, "keys")), None)
-
-    def rows_that_fit(self, prefix: Prefix, settings: Settings, prompts: int = 1, longest: int = 0) -> int:
-        """How many rows may decode at once within `settings.memory`, or half of what is free now.
-
-        `longest` is the length of the longest of the prompts, where it is another one than `prefix`.
-        """
-        memory = parse_bytes(settings.memory) if settings.memory else _free_memory(self.head.device) // 2
-        shape = footprint.Shape.of(self, prefix)
-        return footprint.rows_that_fit(shape, settings, max(longest, prefix.length), prompts, memory)
+    def spell(self, token: int) -> str:
+        """One token as text, special ones by their names."""
+        return self.tokenizer.decode([token])
 
     def generate(
         self,
@@ -191,63 +104,16 @@ class Policy:
             max_new_tokens = 512 if steering is None else len(steering.vectors)
         if steering is not None:
             steering.check(self)
-        prefix = self.prefill(self.encode(prompt), max_new_tokens)
         request = Request(
-            prefix=prefix,
-            stream=RandomStream(seed, prefix.tokens),
+            prompt=tuple(self.encode(prompt)),
+            seed=seed,
             step=0,
             rollouts=range(samples or 1),
             max_new_tokens=max_new_tokens,
-            shift=None if steering is None else Shift(self.head, steering.at(max_new_tokens)),
-            keep_scores=False,
+            sampler=Sampler(temperature, top_p),
+            intervention=None if steering is None else Vectors.by_position(steering.at(max_new_tokens)),
         )
-        settings = Settings("best-of-n", rollouts=samples or 1, max_new_tokens=max_new_tokens, top_p=top_p)
-        engine = Engine(self, self.rows_that_fit(prefix, settings), Sampler(temperature, top_p))
-        texts = [self.decode(tokens) for tokens in engine.run(request).responses()]
+        sizes = Settings("best-of-n", rollouts=samples or 1, max_new_tokens=max_new_tokens, top_p=top_p)
+        rows = self.rows_that_fit(None, sizes, longest=len(request.prompt))
+        texts = [self.decode(tokens) for tokens in self.engine(rows).run(request).responses()]
         return texts if samples is not None else texts[0]
-
-    @torch.no_grad()
-    def _check_head(self):
-        """Compare `head(body(x))` with the model's own logits on a few tokens."""
-        ids = torch.arange(1, 6, device=self.device).remainder_(self.head.vocab_size)[None]
-        hidden = self.body(input_ids=ids, use_cache=False).last_hidden_state
-        own = self.model(input_ids=ids, use_cache=False).logits.to(self.head.dtype)[0]
-        ours = self.head.logits(hidden[0]).to(own.device)
-        spread = own.abs().max().clamp(min=1e-6)
-        precision = torch.finfo(self.head.weight.dtype).eps
-        if ours.shape != own.shape or (ours - own).abs().max() > 8 * precision**0.75 * spread:
-            raise MisvoError(
-                f"the logits of {self.name} are not a linear function of its last hidden state; it cannot be steered."
-            )
-
-
-def _find_head(model, config) -> Head:
-    cap = getattr(config, "final_logit_softcapping", None)
-    if cap is not None:
-        raise MisvoError(
-            f"this model soft-caps its logits (at {cap}), so its head is not linear and cannot be steered."
-        )
-    layer = model.get_output_embeddings()
-    if not isinstance(layer, torch.nn.Linear):
-        raise MisvoError(
-            f"the head of {type(model).__name__} is {type(layer).__name__}, not a linear layer, and cannot be steered."
-        )
-    scales = [convert(getattr(config, name)) for name, convert in LOGIT_SCALES.items() if getattr(config, name, None)]
-    return Head(layer.weight, layer.bias, scale=scales[0] if scales else 1.0)
-
-
-def _eos_tokens(model, tokenizer) -> list[int]:
-    """Every token that ends a response: generation_config may list several, the tokenizer names one."""
-    config = getattr(model, "generation_config", None)
-    listed = getattr(config, "eos_token_id", None)
-    listed = listed if isinstance(listed, list) else [listed]
-    return sorted({token for token in [*listed, getattr(tokenizer, "eos_token_id", None)] if token is not None})
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    if device.type == "cpu" and Path("/proc/meminfo").exists():
-        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    return 8 * 2**30  # a machine that does not tell: assume a modest one

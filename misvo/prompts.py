@@ -22,7 +22,7 @@ def check(prompt: Prompt) -> None:
         )
         if not well_formed:
             raise MisvoError('a prompt is a string or a list of messages {"role": ..., "content": ...}.')
-    texts = [message["content"] for message in prompt] if is_chat(prompt) else [prompt]
+    texts = [message["content"] for message in as_messages(prompt)]
     if not any(text.strip() for text in texts):
         raise MisvoError("the prompt is empty.")
     for text in texts:
@@ -37,7 +37,7 @@ def render(tokenizer, prompt: Prompt) -> list[int]:
     """Token ids of a prompt, through the chat template where the tokenizer has one."""
     check(prompt)
     if getattr(tokenizer, "chat_template", None):
-        messages = prompt if is_chat(prompt) else [{"role": "user", "content": prompt}]
+        messages = as_messages(prompt)
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
     if is_chat(prompt):
         raise MisvoError("this model has no chat template: give the prompt as a string.")
@@ -49,6 +49,11 @@ def as_completion(prompt: Prompt, text: str) -> str | list[dict]:
     return [{"role": "assistant", "content": text}] if is_chat(prompt) else text
 
 
-def as_text(completion: str | list[dict]) -> str:
-    """The text of a completion in either form."""
-    return completion if isinstance(completion, str) else "".join(message["content"] for message in completion)
+def as_messages(prompt: Prompt) -> list[dict]:
+    """A prompt as a chat: a string is what the user says."""
+    return prompt if is_chat(prompt) else [{"role": "user", "content": prompt}]
+
+
+def as_text(chat: str | list[dict], between: str = "") -> str:
+    """The text of a prompt or completion in either form, the messages of a chat with `between` in between."""
+    return between.join(message["content"] for message in chat) if is_chat(chat) else chat

@@ -11,7 +11,7 @@ chose, and the rank correlation of the two. This file knows candidates; how they
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from typing import NamedTuple
 from misvo.errors import MisvoError
 from misvo.prompts import Prompt
 from misvo.result import Candidate, Result
+from misvo.result_files import read_plain
 from misvo.rewards import Scores, as_reward, score
 
 
@@ -156,26 +157,14 @@ def _read(source):
         best = source.best if scored else None
         return source.prompt, best and (best.step, best.rollout), source.candidates
     if isinstance(source, str | Path):
-        path = Path(source)
-        path = path / "result.json" if path.is_dir() else path
-        try:
-            source = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise MisvoError(f"there is no {path}: give a folder that `misvo steer --save` wrote.") from None
-        except (OSError, ValueError) as error:
-            raise MisvoError(f"{path} could not be read: {error}") from error
-        where = f"{path} holds"
+        where = f"{source} holds"
+        source = read_plain(Path(source))
     else:
         where = "the source is"
     if isinstance(source, dict):
-        required = {field.name: field.default is MISSING for field in fields(Candidate)}
         try:
-            rows = [
-                {name: row[name] for name, must in required.items() if must or name in row}
-                for row in source["candidates"]
-            ]
-            best = source.get("best")
-            return source["prompt"], best and (best["step"], best["rollout"]), [Candidate(**row) for row in rows]
+            rows, best = [Candidate.from_dict(row) for row in source["candidates"]], source.get("best")
+            return source["prompt"], best and (best["step"], best["rollout"]), rows
         except (KeyError, TypeError) as error:
             raise MisvoError(f"{where} no result of a run: {error} is missing or wrong.") from error
     if isinstance(source, list) and all(isinstance(candidate, Candidate) for candidate in source):

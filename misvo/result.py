@@ -1,53 +1,18 @@
-"""What a steering run hands back: every response, a trace row per step, the vectors, and how far they moved."""
+"""What a steering run hands back: every response, a trace row per step, the vectors, and how far they moved.
 
-import json
-import statistics
-from dataclasses import dataclass, field
-from itertools import pairwise
-from pathlib import Path
+result.save("run"); misvo.Result.load("run")        # the whole of it; `misvo rescore run` reads it too
+print(result.summary()); result.to_pandas()         # a notebook shows the best response beside the reference
+"""
 
+import warnings
+from dataclasses import dataclass, field, fields
+
+from misvo import prompts, result_files, result_view
+from misvo.candidate import Candidate, number, numbers, ordinary, take
 from misvo.errors import MisvoError
 from misvo.prompts import Prompt
 from misvo.settings import Settings
 from misvo.steering import Steering
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One sampled response."""
-
-    step: int  # from 0
-    rollout: int
-    tokens: list[int]  # up to and with EOS
-    text: str
-    reward: float | None  # None where the reward could not score it
-    ref_logprob: float | None = None  # mean log-probability per token under the reference policy
-
-    @property
-    def distinct(self) -> float:
-        """The share of its pairs of neighbouring tokens that are not repeated; 1 for a response of one token."""
-        pairs = list(pairwise(self.tokens))
-        return len(set(pairs)) / len(pairs) if pairs else 1.0
-
-    @property
-    def stutter(self) -> float:
-        """The share of its tokens that repeat the one before them; a single one ("very very", "100") is none."""
-        repeats = sum(first == second for first, second in pairwise(self.tokens))
-        return max(0, repeats - 1) / max(1, len(self.tokens))
-
-
-def ordinary(candidates: list[Candidate], reference: list[Candidate]) -> list[Candidate]:
-    """Those whose likelihood and repetition lie within two standard deviations of the reference's own responses.
-
-    Likelihood counts on both sides: babble is less likely than the model's own words, a loop is more so. Where nothing
-    is ordinary, all candidates are returned.
-    """
-    kept = candidates
-    for measure in (lambda c: c.ref_logprob, lambda c: c.distinct, lambda c: c.stutter):
-        own = [measure(candidate) for candidate in reference]
-        middle, reach = statistics.mean(own), 2 * statistics.pstdev(own)
-        kept = [candidate for candidate in kept if abs(measure(candidate) - middle) <= reach + 1e-9]
-    return kept or candidates
 
 
 @dataclass(frozen=True)
@@ -105,27 +70,125 @@ class Result:
     def reward(self) -> float:
         return self.best.reward
 
+    def __repr__(self) -> str:
+        return result_view.line(self)
+
+    def _repr_html_(self) -> str:
+        return result_view.panel(self)
+
+    def summary(self) -> str:
+        """A few lines for a terminal."""
+        return result_view.summary(self)
+
+    def to_pandas(self):
+        """A DataFrame with a row per response; `tokens` counts them, and KL is in nats."""
+        names = ("step", "rollout", "reward", "ref_logprob", "kl")
+        columns = {name: [getattr(candidate, name) for candidate in self.candidates] for name in names}
+        columns["tokens"] = [len(candidate.tokens) for candidate in self.candidates]
+        columns["text"] = [candidate.text for candidate in self.candidates]
+        frame = _pandas().DataFrame(columns)
+        return frame.astype(dict.fromkeys(("reward", "ref_logprob", "kl"), float))  # None is NaN, also where all are
+
+    def trace_to_pandas(self):
+        """A DataFrame with a row per step; what is a dict in a trace row has columns such as `seconds.decode`."""
+        return _pandas().json_normalize(self.trace)
+
     def to_dict(self) -> dict:
         """Plain data for JSON; the vectors stay out (`save` keeps them too)."""
-        best = self.best if any(candidate.reward is not None for candidate in self.candidates) else None
+        best = result_view.best_of(self)
         return {
             "prompt": self.prompt,
             "text": best and best.text,
             "reward": best and best.reward,
             "best": best and {"step": best.step, "rollout": best.rollout},
-            "reference": self.reference and {"text": self.reference.text, "reward": self.reference.reward},
+            "reference": self.reference and vars(self.reference),
             "norm": None if self.steering is None else self.steering.norm,
             "kl_ref": None if self.kl_ref is None else self.kl_ref.total,
             "kl_ref_per_position": None if self.kl_ref is None else self.kl_ref.per_position,
             "moved": [vars(moved) for moved in self.moved],
             "settings": self.settings.to_dict(),
+            "value_network": self.value is not None,
+            "prefill_seconds": self.prefill_seconds,
             "trace": self.trace,
             "candidates": [vars(candidate) for candidate in self.candidates],
         }
 
-    def save(self, folder: Path) -> None:
-        """Keep everything in a folder: `result.json`, and the vectors where there are some."""
-        folder.mkdir(parents=True, exist_ok=True)
-        if self.steering is not None:
-            self.steering.save_pretrained(folder)
-        (folder / "result.json").write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+    @classmethod
+    def from_dict(cls, plain: dict, steering: Steering | None = None, value=None) -> "Result":
+        """What `to_dict` made, also before it knew of `token_kl`, `value_network` and `prefill_seconds`."""
+        try:
+            prompts.check(plain["prompt"])
+            settings = _settings(plain["settings"])
+            candidates = [Candidate.from_dict(row) for row in take(plain, "candidates", _is_list)]
+            if settings.select == "ordinary" and any(c.ref_logprob is None for c in candidates):
+                raise TypeError("'ref_logprob'")
+            for row in take(plain, "trace", _is_list):
+                for name in ("step", "mean", "max", "best", "kl"):
+                    take(row, name, number)
+                take(row, "seconds", lambda seconds: all(map(number, seconds.values())))
+            spread = plain.get("kl_ref_per_position")
+            return cls(
+                plain["prompt"],
+                settings,
+                candidates,
+                plain["trace"],
+                steering,
+                None if spread is None else Divergence(take(plain, "kl_ref_per_position", numbers)),
+                [_moved(row) for row in plain.get("moved", [])],
+                _reference(plain.get("reference"), candidates),
+                value,
+                take({"prefill_seconds": 0.0, **plain}, "prefill_seconds", number),
+            )
+        except MisvoError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise MisvoError(f"this is no result of a run: {error} is missing or wrong.") from error
+
+    def save(self, folder, overwrite: bool = False) -> None:
+        """Keep everything in a folder, which `load` and `misvo rescore` read; see misvo.result_files."""
+        result_files.write(folder, self.to_dict(), self.steering, self.value, overwrite)
+
+    @classmethod
+    def load(cls, folder) -> "Result":
+        """The result that `save` or `misvo steer --save` wrote."""
+        plain, steering, value = result_files.read(folder)
+        try:
+            return cls.from_dict(plain, steering, value)
+        except MisvoError as error:
+            raise MisvoError(f"{folder} cannot be loaded: {error}") from error
+
+
+def _is_list(value):
+    return isinstance(value, list)
+
+
+def _settings(plain):
+    """Settings of a file; those that only another version knows are named and left out."""
+    known = {field.name for field in fields(Settings)}
+    strange = [name for name in plain if name not in known]
+    if strange:
+        warnings.warn(f"the run was made with settings that are unknown here: {', '.join(strange)}.", stacklevel=4)
+    return Settings(**{name: value for name, value in plain.items() if name in known})
+
+
+def _moved(row):
+    tokens = [(text, before, after) for text, before, after in row["tokens"]]
+    if not all(isinstance(text, str) and number(before) and number(after) for text, before, after in tokens):
+        raise TypeError("'moved'")
+    return Moved(take(row, "position", number), take(row, "kl", number), tokens)
+
+
+def _reference(row, candidates):
+    """The reference response; of a candidate, or of one beside them, files of old keep text and reward only."""
+    if row is None or "step" in row:
+        return row and Candidate.from_dict(row)
+    alone = Candidate.from_dict({"step": -1, "rollout": 0, "tokens": [], **row})
+    return next((c for c in candidates if (c.text, c.reward) == (alone.text, alone.reward)), alone)
+
+
+def _pandas():
+    try:
+        import pandas
+    except ImportError as error:
+        raise MisvoError("data frames need pandas: pip install pandas.") from error
+    return pandas

@@ -1,33 +1,39 @@
-"""What decoding is asked for and what it gives: the two sides of `misvo.decoding.Engine`."""
+"""What decoding is asked for and what it gives: plain data, the same for every engine and across processes."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
-from misvo.head import Shift
-from misvo.sampling import RandomStream
+from misvo.interventions import Intervention
+from misvo.sampling import Sampler
 
-# (rollouts, position, hidden states of those rollouts (B, d)) -> vectors to add to them (B, d), or None for none
-Intervention = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor | None]
+Law = Literal["steered", "reference"]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What is to be recorded beside tokens, log-probabilities and KLs."""
+
+    scores: bool = False  # the expected head rows of the law sampled from: what a gradient of the reward needs
+    fisher: Law | None = None  # mean law and untruncated expected rows of one of the laws
+    pool: torch.Tensor | None = None  # (T, P) weights with which positions share mean laws; None: one law each
+    law_dtype: torch.dtype | None = None  # in which mean laws are kept where each position has its own; None: fp32
+    hidden: bool = False  # the hidden states themselves: what budgets, KL_ref and value networks need
 
 
 @dataclass(frozen=True)
 class Request:
-    """K rollouts of one prompt. `shift` is Wu, shared by all of them, or `intervene` makes u as decoding goes."""
+    """K rollouts of one prompt under one intervention; random numbers are those of (seed, prompt, step, rollout)."""
 
-    prefix: "Prefix"  # noqa: F821 - misvo.policy.Prefix
-    stream: RandomStream
+    prompt: tuple[int, ...]  # token ids
+    seed: int
     step: int
     rollouts: range
     max_new_tokens: int
-    shift: torch.Tensor | Shift | None = None  # T rows of (V,)
-    intervene: Intervention | None = None
-    keep_scores: bool = True  # the expected rows of the law sampled from: what a score needs
-    keep_fisher: str | None = None  # mean law and untruncated expected rows of the "steered" or "reference" law
-    pool: torch.Tensor | None = None  # (T, P) weights with which positions share mean laws; None: one law each
-    law_dtype: torch.dtype | None = None  # in which mean laws are kept where each position has its own; None: fp32
-    keep_hidden: bool = False  # the hidden states themselves: what KL_ref needs
+    sampler: Sampler = field(default_factory=Sampler)
+    intervention: Intervention | None = None  # None: the reference policy
+    keep: Keep = field(default_factory=Keep)
 
 
 @dataclass
@@ -43,8 +49,9 @@ class Rollouts:
     fisher_rows: torch.Tensor | None = None  # m of the untruncated law (K, T, d)
     mean_probs: torch.Tensor | None = None  # p̄ (T, V), or pooled over positions (P, V)
     hidden: torch.Tensor | None = None  # (K, T, d), in the model's precision
-    prefix_rewards: torch.Tensor | None = None  # (K, cuts), what the reward says of beginnings; see misvo.credit
+    squares: torch.Tensor | None = None  # (K, T) ‖u‖² where each row has a vector of its own
     seconds: float = 0.0  # this request's share of the time that decoding took
+    prefill_seconds: float = 0.0  # what reading its prompt took, where this was the first to ask for it
 
     @property
     def alive(self) -> torch.Tensor:

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 
 from misvo.errors import MisvoError
+from misvo.text import one_line
 
 WEIGHTS, METADATA = "steering.safetensors", "steering.json"
 
@@ -36,6 +37,10 @@ class Steering:
 
     def __len__(self) -> int:
         return len(self.vectors)
+
+    def __repr__(self) -> str:
+        shape, model = "×".join(map(str, self.vectors.shape)), one_line(str(self.metadata.get("model")), 60)
+        return f"Steering({shape}, norm={self.norm:.4g}, tie='{self.tie}', model='{model}')"
 
     def __add__(self, other: "Steering") -> "Steering":
         if not isinstance(other, Steering):

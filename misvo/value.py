@@ -33,6 +33,8 @@ class ValueNetwork(nn.Module):
     def __init__(self, hidden_size: int, width: int = 256, head: str | None = None):
         super().__init__()
         self.head, self.budget = head, {}  # the head that the states came from; what the fit cost
+        self.mean: torch.Tensor
+        self.loss: float = float("nan")  # of the last epoch of a fit
         self.register_buffer("mean", torch.zeros(hidden_size))
         self.register_buffer("scale", torch.ones(hidden_size))
         self.register_buffer("reward", torch.tensor([0.0, 1.0]))  # mean and spread
@@ -56,7 +58,7 @@ class ValueNetwork(nn.Module):
         return state - start
 
     @classmethod
-    def fit(cls, episodes: list[Episode], target="last", seed=0, epochs=200, rate=1e-3, head=None) -> "ValueNetwork":
+    def fit(cls, episodes: list[Episode], seed=0, epochs=200, rate=1e-3, head=None) -> "ValueNetwork":
         """Fit on scored responses; the same episodes and seed give the same network."""
         if not episodes:
             raise MisvoError("there is no scored response to fit a value network on.")
@@ -70,11 +72,12 @@ class ValueNetwork(nn.Module):
         network.mean.copy_(states[alive].mean(0))
         network.scale.copy_(states[alive].std(0, unbiased=False).clamp(min=1e-3))
         network.reward.copy_(torch.stack([rewards.mean(), rewards.std(unbiased=False).clamp(min=1e-6)]))
-        carrier = lengths - 1 if target == "last" else torch.zeros_like(lengths)
         optimizer = torch.optim.Adam(network.parameters(), lr=rate)
         with torch.enable_grad():
             for _ in range(epochs):
-                loss = bellman_loss(network(states) / network.reward[1], alive, carrier, rewards / network.reward[1])
+                loss = bellman_loss(
+                    network(states) / network.reward[1], alive, lengths - 1, rewards / network.reward[1]
+                )
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -97,7 +100,7 @@ class ValueNetwork(nn.Module):
             network = cls(metadata["hidden_size"], metadata["width"], metadata["head"])
             network.budget = metadata["budget"]
             network.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
-        except (OSError, ValueError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
             raise MisvoError(f"{folder} holds no value network that can be read ({type(error).__name__}).") from error
         return network.requires_grad_(False).eval()
 

@@ -35,7 +35,7 @@ def raw_config(
     world: Path, reward="letters", methods=("misvo", "best-of-n", "aisp"), seeds=(1, 2), batch=1, **settings
 ) -> dict:
     """A sweep of one tiny model; a batch of one prompt is the same to the last bit wherever it runs."""
-    shared = {"rollouts": 4, "steps": 3, "max_new_tokens": 10, "learning_rate": 0.5, **settings}
+    shared = {"preset": "paper", "rollouts": 4, "steps": 3, "max_new_tokens": 10, "learning_rate": 0.5, **settings}
     return {
         "name": "tiny",
         "seeds": list(seeds),

@@ -5,7 +5,7 @@ import copy
 import torch
 
 from misvo.head import Head
-from misvo.policy import Prefix
+from misvo.model import Prefix
 
 
 class HistoryCache:
@@ -28,8 +28,8 @@ class EnumerablePolicy:
         self.eos_tokens = torch.tensor([], dtype=torch.long)
         self.hidden = [torch.tensor(table) for table in tabular.hidden]
 
-    def prefix(self):
-        return Prefix((7,), HistoryCache(), self.hidden[0])
+    def prefill(self, tokens, max_new_tokens):
+        return Prefix(tokens, HistoryCache(), self.hidden[0])
 
     def replicate(self, prefix, rows, room):
         return copy.copy(prefix.cache)

@@ -27,9 +27,13 @@ if __name__ == "__main__":
     )
     model = LlamaForCausalLM(config).eval()
     policy = misvo.Policy(model, make_tokenizer())
-    misvo.steer(policy, "a b", letter_reward, rollouts=2, steps=1, max_new_tokens=2)  # imports and thread pools
+    misvo.steer(
+        policy, "a b", letter_reward, rollouts=2, steps=1, max_new_tokens=2, preset="paper"
+    )  # imports and thread pools
     with open("/proc/self/clear_refs", "w") as reset:
         reset.write("5")  # the high-water mark starts again from here
     before = status("VmRSS")
-    misvo.steer(policy, "a b c", letter_reward, rollouts=rollouts, steps=3, max_new_tokens=length, **options)
+    misvo.steer(
+        policy, "a b c", letter_reward, rollouts=rollouts, steps=3, max_new_tokens=length, **options, preset="paper"
+    )
     print(status("VmHWM") - before, torch.__version__)

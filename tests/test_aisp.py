@@ -9,9 +9,10 @@ from conftest import letter_reward
 from literal import Literal
 
 import misvo
-from misvo.decoding import Rollouts
 from misvo.methods.aisp import Aisp, effective_sample_size, importance_weights, temperature_for
+from misvo.methods.base import Context, Scores
 from misvo.race import exponentials
+from misvo.rollouts import Rollouts
 from misvo.sampling import RandomStream, Sampler
 
 PROMPT, T, K, N = "a b c d", 7, 5, 3
@@ -56,7 +57,7 @@ def literal_aisp(policy, result, counted=lambda length: T):
 )
 def test_vectors_are_the_weighted_noise(policy, options, counted):
     settings = {"rollouts": K, "steps": N, "max_new_tokens": T, "penalty": 0.3, "alpha": 0.9, "seed": 4}
-    result = misvo.steer(policy, PROMPT, letter_reward, method="aisp", **settings, **options)
+    result = misvo.steer(policy, PROMPT, letter_reward, method="aisp", **settings, **options, preset="paper")
     expected = literal_aisp(policy, result, counted)
     assert min(len(c.tokens) for c in result.candidates) < T
     assert (result.steering.vectors - expected).norm() < 1e-5 * expected.norm()
@@ -66,9 +67,11 @@ def test_vectors_are_the_weighted_noise(policy, options, counted):
 def test_responses_are_decoded_with_their_own_noise(policy, greedy):
     """Each token is the one that the law of U + ε^k and the times at its address give."""
     settings = {"rollouts": K, "steps": 2, "max_new_tokens": T, "seed": 4, "greedy": greedy}
-    result = misvo.steer(policy, PROMPT, letter_reward, method="aisp", max_rows=2, **settings)
+    result = misvo.steer(policy, PROMPT, letter_reward, method="aisp", max_rows=2, **settings, preset="paper")
     literal = Literal(policy.model, policy.encode(PROMPT), T)
-    first = misvo.steer(policy, PROMPT, letter_reward, method="aisp", **{**settings, "steps": 1}).steering.vectors
+    first = misvo.steer(
+        policy, PROMPT, letter_reward, method="aisp", **{**settings, "steps": 1}, preset="paper"
+    ).steering.vectors
     stream = RandomStream(4, policy.encode(PROMPT))
     for c in result.candidates:
         U = torch.zeros(T, 32, dtype=torch.float64) if c.step == 0 else first.double()
@@ -101,19 +104,29 @@ def test_lambda_reaches_a_wished_effective_sample_size(policy):
             weights = importance_weights(rewards, torch.zeros(16, dtype=torch.float64), found)
             assert effective_sample_size(weights) == pytest.approx(wished, rel=1e-6)
     result = misvo.steer(
-        policy, PROMPT, letter_reward, method="aisp", rollouts=8, steps=3, max_new_tokens=T, target_ess=3.0
+        policy,
+        PROMPT,
+        letter_reward,
+        method="aisp",
+        rollouts=8,
+        steps=3,
+        max_new_tokens=T,
+        target_ess=3.0,
+        preset="paper",
     )
     assert [row["ess"] for row in result.trace] == pytest.approx([3.0] * 3, rel=1e-6)
 
 
 def test_kl_ref_of_aisp_is_measured_on_reference_rollouts(policy):
     settings = {"rollouts": K, "steps": 2, "max_new_tokens": T, "seed": 1}
-    result = misvo.steer(policy, PROMPT, letter_reward, method="aisp", kl_ref=True, **settings)
-    plain = misvo.steer(policy, PROMPT, letter_reward, method="aisp", **settings)
+    result = misvo.steer(policy, PROMPT, letter_reward, method="aisp", kl_ref=True, **settings, preset="paper")
+    plain = misvo.steer(policy, PROMPT, letter_reward, method="aisp", **settings, preset="paper")
     assert [c.tokens for c in plain.candidates] == [c.tokens for c in result.candidates]  # the meter disturbs nothing
     assert len(result.candidates) == 2 * K and len(result.trace) == 2
     # The same reference rollouts, sampled as the third step of best-of-n.
-    best_of_n = misvo.steer(policy, PROMPT, letter_reward, method="best-of-n", **{**settings, "steps": 3})
+    best_of_n = misvo.steer(
+        policy, PROMPT, letter_reward, method="best-of-n", **{**settings, "steps": 3}, preset="paper"
+    )
     reference = [c for c in best_of_n.candidates if c.step == 2]
     assert result.reference.text == reference[0].text
     literal, u, total = Literal(policy.model, policy.encode(PROMPT), T), result.steering.vectors.double(), 0.0
@@ -131,12 +144,12 @@ class BareHead:
 def final_norm(seed, T=512):
     """‖U‖ after N = 16 steps with rewards of unit spread that the noise knows nothing of."""
     settings = misvo.Settings("aisp", rollouts=16, steps=16, max_new_tokens=T, penalty=0.1, seed=seed)
-    method = Aisp(BareHead, RandomStream(seed, [1]), Sampler(), settings)
+    method = Aisp(Context(BareHead, (1,), Sampler(), settings))
     rewards = torch.from_numpy(np.random.default_rng(seed).normal(size=(16, 16)))
     empty = torch.zeros(16, T)
     rollouts = Rollouts(empty, torch.full((16,), T), empty, empty, empty)
     for step in range(16):
-        method.update(step, rollouts, rewards[step])
+        method.update(step, rollouts, Scores(rewards[step]))
     return method.vectors.norm().item()
 
 

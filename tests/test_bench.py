@@ -58,7 +58,7 @@ def test_rows_are_what_steer_gives(world, tmp_path):
     for row in rows:
         settings = {"rollouts": 4, "steps": 3, "max_new_tokens": 10, "seed": 3, "kl_ref": True}
         settings |= {"learning_rate": 0.5} if row["method"] == "misvo" else {}
-        result = misvo.steer(policy, row["prompt_text"], reward, method=row["method"], **settings)
+        result = misvo.steer(policy, row["prompt_text"], reward, method=row["method"], **settings, preset="paper")
         mine = [c for c in candidates if (c["prompt"], c["method"]) == (row["prompt"], row["method"])]
         assert [c["tokens"] for c in mine] == [c.tokens for c in result.candidates]
         assert row["reward"] == max(c["reward"] for c in mine) == pytest.approx(result.reward)

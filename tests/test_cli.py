@@ -56,7 +56,7 @@ def test_steer_saves_draws_and_speaks_json(tmp_path):
     steering = misvo.Steering.from_pretrained(tmp_path / "s")
     policy = misvo.Policy.from_pretrained("smollm2-135m")
     settings = {"rollouts": 3, "steps": 2, "max_new_tokens": 8, "learning_rate": 3.0, "seed": 5}
-    result = misvo.steer(policy, "Give me one tip for sleeping better.", "length:6", **settings)
+    result = misvo.steer(policy, "Give me one tip for sleeping better.", "length:6", **settings, preset="paper")
     assert printed["text"] == result.text and printed["reward"] == result.reward
     assert [c["tokens"] for c in printed["candidates"]] == [c.tokens for c in result.candidates]
     # Two sublayers in each layer round their longest sum, were the kernels of the two processes not the same.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from misvo.rewards.code_compare import MATCHES, right
-from misvo.rewards.sandbox_codec import NotPlain, decode, dumps, encode, loads
+from misvo.rewards.code.compare import MATCHES, right
+from misvo.sandbox.codec import NotPlain, decode, dumps, encode, loads
 
 scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.binary(max_size=3)
 keys = st.recursive(scalars, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4)

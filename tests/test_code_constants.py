@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from misvo.rewards.code_constants import NotConstant, constant
+from misvo.rewards.code.constants import NotConstant, constant
 
 
 def fold(text):

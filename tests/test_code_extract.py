@@ -2,7 +2,7 @@
 
 import pytest
 
-from misvo.rewards.code_extract import extract_code, put_before
+from misvo.rewards.code.extract import extract_code, put_before
 
 F = "def f(x):\n    return x + 1"
 

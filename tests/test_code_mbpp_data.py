@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from misvo.rewards.code import CodeReward, CodeTask, mbpp_plus_columns, mbpp_plus_prompt
-from misvo.rewards.sandbox_codec import loads
+from misvo.sandbox.codec import loads
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data" / "mbpp_plus.jsonl"
 # 120: its assertions use math without importing it. 164: a wrong reference (it counts square roots twice and adds 1).

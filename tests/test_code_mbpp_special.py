@@ -10,7 +10,7 @@ import pytest
 from hostile.tasks import mbpp, score
 
 from misvo.rewards.code import CodeReward, mbpp_plus_columns
-from misvo.rewards.code_mbpp_special import SPECIAL
+from misvo.rewards.code.special import SPECIAL
 
 
 @pytest.fixture(scope="module")

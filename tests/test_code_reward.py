@@ -16,7 +16,7 @@ from misvo.rewards.code import (
     mbpp_plus_columns,
     mbpp_plus_prompt,
 )
-from misvo.rewards.sandbox_codec import decode, loads
+from misvo.sandbox.codec import decode, loads
 
 
 @pytest.fixture(scope="module")
@@ -227,8 +227,8 @@ def test_bad_columns_are_errors(reward):
 
 def test_the_environment_can_require_the_sandbox(monkeypatch):
     """How `misvo bench --require-sandbox` reaches the rewards that workers make."""
+    from misvo import sandbox
     from misvo.errors import MisvoError
-    from misvo.rewards import sandbox
 
     monkeypatch.setattr(sandbox, "_describe", lambda zygote: {"missing": ["no walls at all"]})
     with pytest.warns(UserWarning, match="weaker walls"):

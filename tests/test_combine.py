@@ -100,8 +100,8 @@ def test_a_run_starts_afresh_and_a_best_response_is_comparable():
     reward = Combined({"letters": Standardised(letter_reward)})
     options = {"rollouts": 4, "steps": 3, "max_new_tokens": 6, "learning_rate": 3.0}
     policy = make_policy()
-    misvo.steer(policy, "a b c", reward, seed=2, **options)
-    first = misvo.steer(policy, "a b c", reward, seed=1, **options)
+    misvo.steer(policy, "a b c", reward, seed=2, **options, preset="paper")
+    first = misvo.steer(policy, "a b c", reward, seed=1, **options, preset="paper")
     raw = letter_reward([c.text for c in first.candidates])
     mean, std = statistics.fmean(raw[:4]), statistics.stdev(raw[:4])
     assert [c.reward for c in first.candidates] == pytest.approx([(value - mean) / std for value in raw])
@@ -110,14 +110,16 @@ def test_a_run_starts_afresh_and_a_best_response_is_comparable():
 
 def test_parts_are_in_the_trace_and_absent_without_parts():
     options = {"rollouts": 3, "steps": 2, "max_new_tokens": 5}
-    result = misvo.steer(make_policy(), "a b", Combined({"l": letter_reward, "w": words}, {"w": 0.5}), **options)
+    result = misvo.steer(
+        make_policy(), "a b", Combined({"l": letter_reward, "w": words}, {"w": 0.5}), **options, preset="paper"
+    )
     for row in result.trace:
         texts = [c.text for c in result.candidates if c.step == row["step"]]
         assert row["parts"] == pytest.approx(
             {"l": statistics.fmean(letter_reward(texts)), "w": statistics.fmean(map(words, texts))}
         )
         assert row["mean"] == pytest.approx(row["parts"]["l"] + 0.5 * row["parts"]["w"])
-    plain = misvo.steer(make_policy(), "a b", letter_reward, **options)
+    plain = misvo.steer(make_policy(), "a b", letter_reward, **options, preset="paper")
     assert all("parts" not in row for row in plain.trace)
 
 

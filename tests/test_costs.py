@@ -10,9 +10,11 @@ from tolerances import assert_near, room, rounding
 
 import misvo
 from misvo.cost import COSTS, suffix_term
-from misvo.decoding import Engine, Request
+from misvo.engines.torch import TorchEngine
+from misvo.interventions import Vectors
 from misvo.methods.misvo import reward_gradient
-from misvo.sampling import RandomStream, Sampler
+from misvo.rollouts import Keep, Request
+from misvo.sampling import Sampler
 from misvo.theory import Formulas, TabularPolicy
 from misvo.tie import Tie
 
@@ -31,16 +33,15 @@ def u(tabular):
 
 def sample(policy, u, groups, keep_fisher):
     """`groups` independent batches of K rollouts under u, through the real engine."""
-    engine = Engine(policy, max_rows=K, sampler=Sampler())  # one request after the other
-    shift = policy.head.shift(u)
-    requests = [
-        Request(policy.prefix(), RandomStream(1, [7]), n, range(K), len(u), shift=shift, keep_fisher=keep_fisher)
-        for n in range(groups)
+    engine = TorchEngine(policy, max_rows=K)  # one request after the other
+    keep, vectors = Keep(scores=True, fisher=keep_fisher), Vectors.by_position(u)
+    tickets = [
+        engine.submit(Request((7,), 1, n, range(K), len(u), intervention=vectors, keep=keep)) for n in range(groups)
     ]
-    batches = [engine.submit(request) for request in requests]
+    batches = {}
     while engine.busy:
-        engine.advance()
-    return batches
+        batches |= dict(engine.advance())
+    return [batches[ticket] for ticket in tickets]
 
 
 def within_four_standard_errors(estimates, exact):
@@ -79,7 +80,7 @@ def test_estimators_meet_the_exact_gradients(tabular, u, name):
     estimates = []
     for batch in sample(policy, sampled, GROUPS, law):
         cost.observe(0, batch)
-        estimates.append(cost.gradient(u, policy.head.shift(u)))
+        estimates.append(cost.gradient(u))
     within_four_standard_errors(estimates, exact_gradients(tabular, u)[name])
 
 
@@ -124,7 +125,7 @@ def test_replay_on_a_real_architecture(name, sampler):
     """Algorithm 1 with the step's own Fisher matrices and suffix term, from candidates alone."""
     policy = make_policy("llama")
     settings = {"rollouts": 5, "steps": 4, "max_new_tokens": 8, "learning_rate": 0.3, "penalty": 0.5, "seed": 4}
-    result = misvo.steer(policy, "a b c d", letter_reward, cost=name, **settings, **sampler)
+    result = misvo.steer(policy, "a b c d", letter_reward, cost=name, **settings, **sampler, preset="paper")
     tokens = policy.encode("a b c d")
     expected = replay(policy.model, tokens, result)
     allowed = room(lambda model: replay(model, tokens, result), policy.model)
@@ -136,7 +137,7 @@ def test_replay_on_a_real_architecture(name, sampler):
 def test_explicit_matrices_give_the_same_vectors():
     policy = make_policy("granite")
     settings = {"rollouts": 4, "steps": 4, "max_new_tokens": 7, "learning_rate": 0.3, "temperature": 0.8}
-    lean = misvo.steer(policy, "a b c", letter_reward, **settings)
-    formed = misvo.steer(policy, "a b c", letter_reward, explicit_fisher=True, **settings)
+    lean = misvo.steer(policy, "a b c", letter_reward, **settings, preset="paper")
+    formed = misvo.steer(policy, "a b c", letter_reward, explicit_fisher=True, **settings, preset="paper")
     allowed = room(lambda model: replay(model, policy.encode("a b c"), lean), policy.model)
     assert_near(formed.steering.vectors, lean.steering.vectors, allowed)

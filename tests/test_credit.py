@@ -112,14 +112,16 @@ SETTINGS = {"rollouts": 4, "steps": 2, "max_new_tokens": 8, "learning_rate": 0.3
 )
 def test_prefixes_are_scored_where_that_is_wished(wished, declared, scored):
     reward = Counting(declared)
-    result = misvo.steer(make_policy("llama"), "a b c", reward, **SETTINGS, credit=wished)
+    result = misvo.steer(make_policy("llama"), "a b c", reward, **SETTINGS, credit=wished, preset="paper")
     assert (reward.asked > 8) == scored and ("credit" in result.trace[0]) == scored
     assert len(result.candidates) == 8  # prefixes are no candidates
 
 
 def test_other_methods_score_no_prefixes():
     reward = Counting(True)
-    misvo.steer(make_policy("llama"), "a b c", reward, method="best-of-n", rollouts=4, steps=2, max_new_tokens=8)
+    misvo.steer(
+        make_policy("llama"), "a b c", reward, method="best-of-n", rollouts=4, steps=2, max_new_tokens=8, preset="paper"
+    )
     assert reward.asked == 8
 
 

@@ -114,7 +114,7 @@ def test_a_reward_that_fails_later_keeps_what_was_done(policy):
         return [math.nan if len(calls) > 1 else float(len(c)) for c in completions]
 
     with pytest.raises(misvo.RewardError) as caught:
-        misvo.steer(policy, "a b", fails_at_the_second_step, **QUICK)
+        misvo.steer(policy, "a b", fails_at_the_second_step, **QUICK, preset="paper")
     result = caught.value.result
     assert len(result.candidates) == 3 and len(result.trace) == 1
     assert result.reward == max(c.reward for c in result.candidates)
@@ -122,7 +122,15 @@ def test_a_reward_that_fails_later_keeps_what_was_done(policy):
 
 def test_a_run_that_diverges_says_so_and_stays_finite(policy):
     result = misvo.steer(
-        policy, "a b c", letter_reward, rollouts=4, steps=40, max_new_tokens=5, learning_rate=1e4, penalty=1e4
+        policy,
+        "a b c",
+        letter_reward,
+        rollouts=4,
+        steps=40,
+        max_new_tokens=5,
+        learning_rate=1e4,
+        penalty=1e4,
+        preset="paper",
     )
     notes = [row["note"] for row in result.trace if "note" in row]
     assert any(note.startswith("unstable") for note in notes)
@@ -131,7 +139,7 @@ def test_a_run_that_diverges_says_so_and_stays_finite(policy):
 
 
 def test_equal_rewards_are_said_and_leave_u_alone(policy):
-    result = misvo.steer(policy, "a b", lambda completions: [2.0] * len(completions), **QUICK)
+    result = misvo.steer(policy, "a b", lambda completions: [2.0] * len(completions), **QUICK, preset="paper")
     assert result.steering.norm == 0
     assert all("all rewards are equal" in row["note"] for row in result.trace)
 
@@ -170,7 +178,7 @@ def test_a_head_that_is_not_what_it_seems_is_refused():
 def test_steering_files(policy, tmp_path):
     load = misvo.Steering.from_pretrained
     assert "steering.safetensors is missing" in refusal(load, tmp_path)
-    result = misvo.steer(policy, "a b c", letter_reward, **QUICK)
+    result = misvo.steer(policy, "a b c", letter_reward, **QUICK, preset="paper")
     result.steering.save_pretrained(tmp_path / "good")
     stranger = make_policy("llama", seed=1)
     assert "whose LM head is not the one of" in refusal(stranger.generate, "a b", steering=load(tmp_path / "good"))
@@ -201,7 +209,7 @@ def test_memory_limits_become_row_limits(policy):
         counts, step = [], policy.body_step
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(policy, "body_step", lambda tokens, *rest: counts.append(len(tokens)) or step(tokens, *rest))
-            result = misvo.steer(policy, "a b", letter_reward, **QUICK, **limit)
+            result = misvo.steer(policy, "a b", letter_reward, **QUICK, **limit, preset="paper")
         return max(counts), [c.tokens for c in result.candidates]
 
     (unlimited, tokens), (limited, same) = rows_of(), rows_of(memory="1kB")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import make_policy
 
-from misvo import laws
+from misvo import projection
 from misvo.footprint import PAPER, Shape, paper_table, run_bytes
 from misvo.settings import Settings
 
@@ -49,7 +49,7 @@ def test_a_row_of_the_table_by_hand():
     layers, heads, head_width, width, vocabulary = 32, 8, 128, 4096, 128_256
     token = layers * 2 * heads * head_width * 2  # bytes of keys and values in 16 bits
     caches, laws_each = (32 * (256 + 512) + 256) * token, 32 * vocabulary * 4  # of rows and prompt; logits, or laws
-    assert laws_each > laws.BYTES  # so many laws wait for nothing
+    assert laws_each > projection.BYTES  # so many laws wait for nothing
     race = 64 * 2**15
     steered = caches + race + 2 * laws_each + 2 * 32 * 512 * width * 4  # expected rows of this step and of the first
     law, shift = vocabulary * 4, 8 * vocabulary * 4

@@ -4,7 +4,8 @@ import pytest
 import torch
 from tolerances import assert_within, rounding, unit
 
-from misvo.head import Fisher, Head, centred, softmax, token_kl
+from misvo.fisher import Fisher
+from misvo.head import Head, centred, softmax, token_kl
 from misvo.race import Entries
 
 V, D, T, K = 37, 6, 4, 5

@@ -57,10 +57,12 @@ def said(result):
 def test_an_interrupted_run_carries_what_it_had(method):
     """The vectors are those that a run of as many steps ends with."""
     with pytest.raises(KeyboardInterrupt) as caught:
-        misvo.steer(make_policy(), "a b c", interrupted_at(4), method=method, patience=9, **SIZES)
+        misvo.steer(make_policy(), "a b c", interrupted_at(4), method=method, patience=9, **SIZES, preset="paper")
     result = caught.value.result
     short = {"value_steps": 2} if method == "re-control" else {}
-    whole = misvo.steer(make_policy(), "a b c", letter_reward, method=method, **{**SIZES, "steps": 3}, **short)
+    whole = misvo.steer(
+        make_policy(), "a b c", letter_reward, method=method, **{**SIZES, "steps": 3}, **short, preset="paper"
+    )
     assert len(result.trace) == 3
     if method != "re-control":  # which would have collected for one step more
         assert said(result) == said(whole) and result.reward == whole.reward
@@ -72,7 +74,7 @@ def test_an_interrupted_run_carries_what_it_had(method):
 
 def test_an_interrupt_before_the_first_reward_carries_an_empty_result():
     with pytest.raises(KeyboardInterrupt) as caught:
-        misvo.steer(make_policy(), "a b c", interrupted_at(1), select="ordinary", **SIZES)
+        misvo.steer(make_policy(), "a b c", interrupted_at(1), select="ordinary", **SIZES, preset="paper")
     told = caught.value.result.to_dict()
     assert (told["text"], told["reward"], told["best"], told["candidates"]) == (None, None, None, [])
 
@@ -89,7 +91,7 @@ def test_many_prompts_carry_a_result_each():
 
     policy.body_step = interrupted
     with pytest.raises(KeyboardInterrupt) as caught:
-        misvo.steer_many(policy, ["a b c", "d", "e f"], letter_reward, max_rows=3, **SIZES)
+        misvo.steer_many(policy, ["a b c", "d", "e f"], letter_reward, max_rows=3, **SIZES, preset="paper")
     results = caught.value.results
     assert [result.prompt for result in results] == ["a b c", "d", "e f"]
     assert len(results[0].candidates) == 3 * len(results[0].trace) > 0 and results[2].candidates == []

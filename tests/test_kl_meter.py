@@ -7,8 +7,10 @@ from literal import Literal
 from tolerances import assert_near, room, rounding
 
 import misvo
-from misvo.decoding import Engine, Request
-from misvo.sampling import RandomStream, Sampler
+from misvo.engines.torch import TorchEngine
+from misvo.interventions import Vectors
+from misvo.rollouts import Request
+from misvo.sampling import Sampler
 
 PROMPT, T, K = "a b c d e", 9, 6
 
@@ -18,13 +20,8 @@ PROMPT, T, K = "a b c d e", 9, 6
 def test_decoding_measures_the_exact_token_kl(architecture, sampler):
     policy = make_policy(architecture)
     u = 0.4 * torch.randn(T, 32, generator=torch.Generator().manual_seed(1))
-    prefix = policy.prefill(policy.encode(PROMPT), T)
-    engine = Engine(policy, K, sampler)
-    rollouts = engine.submit(
-        Request(prefix, RandomStream(0, prefix.tokens), 0, range(K), T, shift=policy.head.shift(u))
-    )
-    while engine.busy:
-        engine.advance()
+    request = Request(tuple(policy.encode(PROMPT)), 0, 0, range(K), T, sampler, Vectors.by_position(u))
+    rollouts = TorchEngine(policy, K).run(request)
     responses, alive = rollouts.responses(), rollouts.alive
 
     def exact(figure, u):
@@ -45,7 +42,7 @@ def test_decoding_measures_the_exact_token_kl(architecture, sampler):
 
 
 def test_trace_and_kl_ref_are_the_literal_averages(monkeypatch):
-    monkeypatch.setattr("misvo.head.BLOCK_BYTES", 61 * 4 * K * 4)  # several blocks of positions
+    monkeypatch.setattr("misvo.fisher.BLOCK_BYTES", 61 * 4 * K * 4)  # several blocks of positions
     policy = make_policy("llama")
     settings = {
         "rollouts": K,
@@ -55,7 +52,7 @@ def test_trace_and_kl_ref_are_the_literal_averages(monkeypatch):
         "penalty": 0.2,
         "temperature": 0.9,
     }
-    result = misvo.steer(policy, PROMPT, letter_reward, kl_ref=True, **settings)
+    result = misvo.steer(policy, PROMPT, letter_reward, kl_ref=True, **settings, preset="paper")
 
     def average(step, u):
         """The literal mean over a step's responses of the KL at each position, as a function of the model."""
@@ -76,7 +73,9 @@ def test_trace_and_kl_ref_are_the_literal_averages(monkeypatch):
 
     check(result.kl_ref.per_position, result.kl_ref.total, average(0, result.steering.vectors.double()))
     # The last step was sampled from the vectors that two updates had made.
-    earlier = misvo.steer(policy, PROMPT, letter_reward, **{**settings, "steps": 2}).steering.vectors.double()
+    earlier = misvo.steer(
+        policy, PROMPT, letter_reward, **{**settings, "steps": 2}, preset="paper"
+    ).steering.vectors.double()
     row = result.trace[2]
     check(row["kl_per_position"], row["kl"], average(2, earlier))
     assert row["norm"] == pytest.approx(earlier.norm().item(), rel=rounding(torch.float32, earlier.numel()))
@@ -94,6 +93,7 @@ def test_moved_positions_name_the_tokens_that_rose():
         max_new_tokens=T,
         learning_rate=0.4,
         penalty=0.2,
+        preset="paper",
     )
     top = result.moved[0]
     assert top.position == max(range(T), key=lambda t: result.kl_ref.per_position[t])

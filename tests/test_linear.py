@@ -90,8 +90,8 @@ def test_a_loaded_model_steers_the_same_alone_and_with_others(tmp_path, options)
     make_tokenizer().save_pretrained(tmp_path)
     policy = misvo.Policy.from_pretrained(str(tmp_path), **options)
     settings = {"rollouts": 4, "steps": 2, "max_new_tokens": 6, "learning_rate": 0.3}
-    alone = misvo.steer(policy, "a b", letter_reward, **settings)
-    together = misvo.steer_many(policy, ["a b", "q w e r t y"], letter_reward, **settings)[0]
+    alone = misvo.steer(policy, "a b", letter_reward, **settings, preset="paper")
+    together = misvo.steer_many(policy, ["a b", "q w e r t y"], letter_reward, **settings, preset="paper")[0]
     assert [c.tokens for c in alone.candidates] == [c.tokens for c in together.candidates]
     first = alone.candidates[0]
     ids = torch.tensor([[*policy.encode("a b"), *first.tokens]])
@@ -108,7 +108,7 @@ def test_a_compiled_body_samples_the_same_tokens(tmp_path):
     make_tokenizer().save_pretrained(tmp_path)
     settings = {"rollouts": 4, "steps": 2, "max_new_tokens": 6, "learning_rate": 0.3}
     plain, compiled = (misvo.Policy.from_pretrained(str(tmp_path), compile=flag) for flag in (False, True))
-    alone = misvo.steer(plain, "a b", letter_reward, **settings)
+    alone = misvo.steer(plain, "a b", letter_reward, **settings, preset="paper")
     for prompts in (["a b"], ["a b", "q w e r t y"]):
-        other = misvo.steer_many(compiled, prompts, letter_reward, **settings)[0]
+        other = misvo.steer_many(compiled, prompts, letter_reward, **settings, preset="paper")[0]
         assert [c.tokens for c in other.candidates] == [c.tokens for c in alone.candidates]

@@ -9,7 +9,8 @@ import pytest
 from conftest import letter_reward, make_policy
 
 import misvo
-from misvo.decoding import Engine
+from misvo.engines.torch import TorchEngine
+from misvo.law_step import LawStep
 
 VOCAB, ROLLOUTS, LENGTH = 200_000, 16, 64
 
@@ -26,19 +27,19 @@ def test_peak_memory_is_a_fraction_of_one_full_tensor(options):
 
 def test_a_step_that_is_over_is_not_held_while_the_next_one_decodes(monkeypatch):
     """But for the first one's expected rows, which the frozen Fisher matrix is made of."""
-    made, alive, advance, submit = [], [], Engine.advance, Engine.submit
+    made, alive, advance, begin = [], [], TorchEngine.advance, LawStep.open
 
-    def watched_submit(engine, request):
-        rollouts = submit(engine, request)
-        made.append(weakref.ref(rollouts.score_rows))
-        return rollouts
+    def watched_open(step, request):
+        job = begin(step, request)
+        made.append(weakref.ref(job.rollouts.score_rows))
+        return job
 
     def watched_advance(engine):
         finished = advance(engine)
         alive.append([number for number, rows in enumerate(made) if rows() is not None])
         return finished
 
-    monkeypatch.setattr(Engine, "submit", watched_submit)
-    monkeypatch.setattr(Engine, "advance", watched_advance)
-    misvo.steer(make_policy("llama"), "a b c", letter_reward, rollouts=4, steps=5, max_new_tokens=8)
+    monkeypatch.setattr(LawStep, "open", watched_open)
+    monkeypatch.setattr(TorchEngine, "advance", watched_advance)
+    misvo.steer(make_policy("llama"), "a b c", letter_reward, rollouts=4, steps=5, max_new_tokens=8, preset="paper")
     assert len(made) == 5 and {tuple(numbers) for numbers in alive} == {(0,), (0, 1), (0, 2), (0, 3), (0, 4)}

@@ -6,12 +6,12 @@ import sys
 from dataclasses import fields
 
 import pytest
+from bench_helpers import make_world, raw_config
 from conftest import letter_reward, make_policy
 
 import misvo
 from misvo.bench import config as configs
 from misvo.settings import METHODS, PRESETS, Settings
-from tests.bench_helpers import make_world, raw_config
 
 SIZES = {"rollouts": 3, "steps": 2, "max_new_tokens": 5}
 # A value that is not the default, for every option that not all methods have; the methods as the README tells them.
@@ -38,7 +38,6 @@ OWNERS = {
     "window": (3, AISP),
     "value": ("folder", RE),
     "value_steps": (1, RE),
-    "value_target": ("first", RE),
     "value_iterations": (3, RE),
     "value_step_size": (0.7, RE),
 }
@@ -48,7 +47,7 @@ OWNERS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_an_option_is_taken_or_refused(method, option):
     value, owners = OWNERS[option]
-    given = {"method": method, **SIZES, option: value}
+    given = {"preset": "paper", "method": method, **SIZES, option: value}
     if method in owners:
         assert getattr(Settings.from_preset(**given), option) == value
         return
@@ -68,7 +67,7 @@ def test_the_settings_of_a_run_make_the_same_run(method, preset):
     """What a result, a saved file or a sweep says of its settings can be given again, all of it."""
     settings = Settings.from_preset(preset, method=method, **SIZES)
     assert Settings.from_preset(**settings.to_dict()) == Settings(**settings.to_dict()) == settings
-    result = misvo.steer(make_policy(), "a b", letter_reward, **settings.to_dict())
+    result = misvo.steer(make_policy(), "a b", letter_reward, **settings.to_dict(), preset="paper")
     assert result.settings == settings
 
 
@@ -131,11 +130,13 @@ def test_a_method_of_a_sweep_has_its_own_options_only(world):
 )
 def test_ordinary_needs_a_first_step_at_the_reference(options):
     with pytest.raises(misvo.MisvoError, match=f"{options['method']} .*does not take at the reference"):
-        misvo.steer(make_policy(), "a b", letter_reward, select="ordinary", **SIZES, **options)
+        misvo.steer(make_policy(), "a b", letter_reward, select="ordinary", **SIZES, **options, preset="paper")
 
 
 def test_ordinary_goes_with_a_network_that_is_fitted_on_the_way():
-    result = misvo.steer(make_policy(), "a b", letter_reward, method="re-control", select="ordinary", **SIZES)
+    result = misvo.steer(
+        make_policy(), "a b", letter_reward, method="re-control", select="ordinary", **SIZES, preset="paper"
+    )
     assert result.text
 
 

@@ -45,22 +45,22 @@ ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPU
 @pytest.mark.parametrize("options", [{}, {"tie": "shared"}, {"cost": "iterate-fisher"}, {"method": "aisp"}], ids=str)
 @pytest.mark.parametrize("calls_before", [0, 5])
 def test_the_result_is_the_same(error, options, calls_before):
-    whole = misvo.steer(make_policy("llama"), "a b c", letter_reward, **{**SETTINGS, **options})
+    whole = misvo.steer(make_policy("llama"), "a b c", letter_reward, **{**SETTINGS, **options}, preset="paper")
     policy = make_policy("llama")
     calls = short_of_memory(policy, 2, error, calls_before)
     with pytest.warns(UserWarning, match="out of memory"):
-        limited = misvo.steer(policy, "a b c", letter_reward, **{**SETTINGS, **options})
+        limited = misvo.steer(policy, "a b c", letter_reward, **{**SETTINGS, **options}, preset="paper")
     same(policy, whole, limited)
     assert max(calls[-5:]) <= 2  # it does not try again what failed
 
 
 def test_many_prompts_lose_nothing():
     prompts = ["a b c", "q w e r t y", "m"]
-    whole = misvo.steer_many(make_policy("llama"), prompts, letter_reward, **SETTINGS)
+    whole = misvo.steer_many(make_policy("llama"), prompts, letter_reward, **SETTINGS, preset="paper")
     policy = make_policy("llama")
     short_of_memory(policy, 4, ERRORS[0], calls_before=7)
     with pytest.warns(UserWarning, match="out of memory"):
-        limited = misvo.steer_many(policy, prompts, letter_reward, **SETTINGS)
+        limited = misvo.steer_many(policy, prompts, letter_reward, **SETTINGS, preset="paper")
     for one, other in zip(whole, limited, strict=True):
         same(policy, one, other)
 
@@ -69,14 +69,14 @@ def test_a_single_row_that_does_not_fit_is_an_error_of_one_sentence():
     policy = make_policy("llama")
     short_of_memory(policy, 0, ERRORS[0])
     with pytest.warns(UserWarning), pytest.raises(misvo.MisvoError, match="a single row"):
-        misvo.steer(policy, "a b c", letter_reward, **SETTINGS)
+        misvo.steer(policy, "a b c", letter_reward, **SETTINGS, preset="paper")
 
 
 def test_other_errors_are_not_swallowed():
     policy = make_policy("llama")
     short_of_memory(policy, 0, RuntimeError("something else"))
     with pytest.raises(RuntimeError, match="something else"):
-        misvo.steer(policy, "a b c", letter_reward, **SETTINGS)
+        misvo.steer(policy, "a b c", letter_reward, **SETTINGS, preset="paper")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_other_errors_are_not_swallowed():
 )
 def test_rows_for_which_there_was_no_room_are_not_lost(monkeypatch, operation, calls_before):
     prompts = ["a b c", "q w e r t y", "m"]
-    whole = misvo.steer_many(make_policy("llama"), prompts, letter_reward, **SETTINGS)
+    whole = misvo.steer_many(make_policy("llama"), prompts, letter_reward, **SETTINGS, preset="paper")
     original, calls = getattr(kv, operation), []
 
     def limited(*arguments):
@@ -96,6 +96,6 @@ def test_rows_for_which_there_was_no_room_are_not_lost(monkeypatch, operation, c
 
     monkeypatch.setattr(kv, operation, limited)
     with pytest.warns(UserWarning, match="out of memory"):
-        limited = misvo.steer_many(policy := make_policy("llama"), prompts, letter_reward, **SETTINGS)
+        limited = misvo.steer_many(policy := make_policy("llama"), prompts, letter_reward, **SETTINGS, preset="paper")
     for one, other in zip(whole, limited, strict=True):
         same(policy, one, other)

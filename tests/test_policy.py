@@ -11,8 +11,9 @@ from tolerances import assert_within, rounding
 
 import misvo
 from misvo import embedded
-from misvo.decoding import Engine, Request
-from misvo.sampling import RandomStream, Sampler
+from misvo.engines.torch import TorchEngine
+from misvo.rollouts import Request
+from misvo.sampling import Sampler
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3-multimodal", "lfm2"])
@@ -24,7 +25,7 @@ def test_checkpoints_load_from_a_folder(tmp_path, architecture, dtype):
     policy = misvo.Policy.from_pretrained(tmp_path, dtype=dtype)
     assert policy.head.weight.dtype == (torch.bfloat16 if dtype == "bfloat16" else torch.float32)
     assert type(policy.model) is type(model) and policy.eos_tokens.tolist() == sorted(ENDS)
-    result = misvo.steer(policy, "a b", letter_reward, rollouts=3, steps=2, max_new_tokens=4)
+    result = misvo.steer(policy, "a b", letter_reward, rollouts=3, steps=2, max_new_tokens=4, preset="paper")
     assert len(result.candidates) == 6
     if dtype != "bfloat16":
         again = misvo.Policy(model, make_tokenizer(chat=True))
@@ -95,8 +96,8 @@ def test_the_embedded_model_speaks(smollm2):
 def test_the_probabilities_of_the_sampler_are_those_of_the_models_forward_pass(smollm2):
     """Row by row with a cache, in a batch, against each whole response read at once."""
     prefix = smollm2.prefill(smollm2.encode("Give me one tip."), 8)
-    request = Request(prefix, RandomStream(0, prefix.tokens), 0, range(3), 8)
-    rollouts = Engine(smollm2, 3, Sampler(temperature=0.7)).run(request)
+    request = Request(prefix.tokens, 0, 0, range(3), 8, Sampler(temperature=0.7))
+    rollouts = TorchEngine(smollm2, 3).run(request)
     for row, tokens in enumerate(rollouts.responses()):
         with torch.no_grad():
             logits = smollm2.model(input_ids=torch.tensor([[*prefix.tokens, *tokens]])).logits[0]

@@ -293,7 +293,7 @@ def test_a_scorer_that_goes_down_leaves_what_was_done():
 
     with Server(dies_after_two_steps) as server, pytest.raises(misvo.RewardError) as caught:
         remote = Remote(server.url, attempts=2, backoff=0.01)
-        misvo.steer(make_policy(), "a b", remote, rollouts=3, steps=4, max_new_tokens=5)
+        misvo.steer(make_policy(), "a b", remote, rollouts=3, steps=4, max_new_tokens=5, preset="paper")
     assert "failed 2 times" in str(caught.value) and "HTTP 500" in str(caught.value)
     result = caught.value.result
     assert len(result.trace) == 2 and len(result.candidates) == 6

@@ -17,7 +17,7 @@ OPTIONS = {"rollouts": 4, "steps": 3, "max_new_tokens": 6, "learning_rate": 2.0}
 
 @pytest.fixture(scope="module")
 def result():
-    return misvo.steer(make_policy(), "a b c", letter_reward, **OPTIONS)
+    return misvo.steer(make_policy(), "a b c", letter_reward, **OPTIONS, preset="paper")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_the_same_reward_gives_the_same_rewards(result, folder):
         assert [row["old"] for row in seen.steps] == pytest.approx([row["mean"] for row in result.trace])
         assert [row["best_new"] for row in seen.steps] == [row["best"] for row in result.trace]
     scaled = Combined({"letters": Standardised(letter_reward)})
-    run = misvo.steer(make_policy(), "a b c", scaled, **OPTIONS)
+    run = misvo.steer(make_policy(), "a b c", scaled, **OPTIONS, preset="paper")
     again = misvo.rescore(run, scaled)
     assert list(again.rewards) == [c.reward for c in run.candidates]
     assert again.rewards.parts["letters/raw"] == pytest.approx(letter_reward([c.text for c in run.candidates]))

@@ -279,7 +279,7 @@ def test_specs_and_steering(tmp_path):
     (tmp_path / "one").rename(tmp_path / "o#ne")
 
     spec = f"hf:{tmp_path}/o#ne"
-    result = misvo.steer(make_policy(), "a b", spec, rollouts=4, steps=2, max_new_tokens=5)
+    result = misvo.steer(make_policy(), "a b", spec, rollouts=4, steps=2, max_new_tokens=5, preset="paper")
     again = call(rewards.load(spec), [c.text for c in result.candidates], "a b")
     assert [c.reward for c in result.candidates] == near(again, classifier)
     good = rewards.load(f"hf:{tmp_path}/three#good")

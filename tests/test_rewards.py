@@ -103,7 +103,7 @@ def test_unscored_responses_are_left_out_and_counted(policy):
         values = letter_reward(completions)
         return [None if i % 3 == 0 else value for i, value in enumerate(values)]
 
-    result = misvo.steer(policy, "a b c", shy, rollouts=6, steps=1, max_new_tokens=5, learning_rate=1.0)
+    result = misvo.steer(policy, "a b c", shy, rollouts=6, steps=1, max_new_tokens=5, learning_rate=1.0, preset="paper")
     assert result.trace[0]["unscored"] == 2
     scored = [c for c in result.candidates if c.reward is not None]
     assert len(scored) == 4 and result.trace[0]["mean"] == pytest.approx(sum(c.reward for c in scored) / 4)

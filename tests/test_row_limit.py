@@ -42,7 +42,11 @@ def rows_at_once(policy, prompts=(PROMPT,), **options):
     step, seen = policy.body_step, []
     policy.body_step = lambda tokens, *rest: seen.append(len(tokens)) or step(tokens, *rest)
     misvo.steer_many(
-        policy, list(prompts), letter_reward, **{"rollouts": K, "max_new_tokens": T, "steps": 2, **options}
+        policy,
+        list(prompts),
+        letter_reward,
+        **{"rollouts": K, "max_new_tokens": T, "steps": 2, **options},
+        preset="paper",
     )
     policy.body_step = step
     return max(seen)
@@ -95,7 +99,7 @@ def test_best_of_n_and_tied_runs_get_more_rows_than_the_paper():
     assert rows["paper"] < rows["bfloat16"] < rows["shared"] <= rows["best-of-n"]
 
 
-@pytest.mark.parametrize("sliding", [False, True], ids=["full", "sliding"])
+@pytest.mark.parametrize("sliding", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["full", "sliding"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -104,7 +108,7 @@ def test_best_of_n_and_tied_runs_get_more_rows_than_the_paper():
         {},
         {"tie": "shared"},
         {"method": "aisp"},
-        {"kl_ref": True},
+        pytest.param({"kl_ref": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -112,9 +116,9 @@ def test_a_run_stays_within_its_memory(sliding, options):
     """As torch counts it; and it does not leave much of it unused."""
     policy, memory = make_policy(sliding), 16_000_000
     run = {"rollouts": 24, "max_new_tokens": 48, "steps": 2, **options, "memory": f"{memory}B"}
-    misvo.steer(policy, PROMPT, letter_reward, **{**run, "max_new_tokens": 2})
+    misvo.steer(policy, PROMPT, letter_reward, **{**run, "max_new_tokens": 2}, preset="paper")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        misvo.steer(policy, PROMPT, letter_reward, **run)
+        misvo.steer(policy, PROMPT, letter_reward, **run, preset="paper")
     changes = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     peak = max(accumulate(event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns())))
     assert 0.5 * memory < peak < 1.05 * memory

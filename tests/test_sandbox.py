@@ -7,8 +7,8 @@ import pytest
 from hostile.walls import call, tight_sandbox
 
 from misvo.errors import MisvoError
-from misvo.rewards.sandbox import Calls, Limits, Program, Sandbox, isolation_report
-from misvo.rewards.sandbox_codec import decode, encode
+from misvo.sandbox import Calls, Limits, Program, Sandbox, isolation_report
+from misvo.sandbox.codec import decode, encode
 
 
 @pytest.fixture(scope="module", params=["auto", "none"])
@@ -144,7 +144,7 @@ def _refuse():
 def test_one_warning(monkeypatch):
     if isolation_report()["bubblewrap"]:
         pytest.skip("bubblewrap gives namespaces even to the plan without")
-    monkeypatch.setattr("misvo.rewards.sandbox._warned", set())
+    monkeypatch.setattr("misvo.sandbox._warned", set())
     with pytest.warns(UserWarning, match="weaker walls") as caught:
         for _ in range(3):
             Sandbox(_plan="none").close()

@@ -17,8 +17,8 @@ from hostile.escape import PROGRAMS as ESCAPE
 from hostile.exhaustion import PROGRAMS as EXHAUSTION
 from hostile.walls import call, leftovers, marked, tight_sandbox
 
-from misvo.rewards.sandbox import Calls, Program
-from misvo.rewards.sandbox_codec import encode
+from misvo.sandbox import Calls, Program
+from misvo.sandbox.codec import encode
 
 ROOT = Path(__file__).parent.parent
 
@@ -85,7 +85,8 @@ def test_no_escape(sandbox, outside, name):
         source = source.replace(f"@{word}@", outside[word])
     assert call(sandbox, source, 1) is None  # every one of them answers once it got through
     assert outside["reached"] == []
-    assert outside["victim"].poll() is None and os.getpriority(os.PRIO_PROCESS, outside["victim"].pid) == 0
+    assert outside["victim"].poll() is None
+    assert os.getpriority(os.PRIO_PROCESS, outside["victim"].pid) == os.getpriority(os.PRIO_PROCESS, 0)
     assert not Path(outside["TARGET"]).exists()
     assert not leftovers(sandbox)
 
@@ -149,7 +150,7 @@ def test_nothing_survives_the_verifier():
     """Killed without warning, the verifier takes zygote, attendants and programs with it."""
     mark = 30 + random.random()
     source = f"""
-    from misvo.rewards.sandbox import *
+    from misvo.sandbox import *
     limits = Limits(idle_seconds=25, wall_seconds={mark})
     print("started", flush=True)
     Sandbox(limits).run([Program("import time\\nprint(1)\\ntime.sleep(60)\\ndef solve(): 0", "solve", Calls.of([]))])

@@ -13,7 +13,7 @@ SETTINGS = {"rollouts": 4, "steps": 3, "max_new_tokens": 6, "learning_rate": 0.5
 
 @pytest.fixture
 def result(policy):
-    return misvo.steer(policy, "a b c", letter_reward, **SETTINGS)
+    return misvo.steer(policy, "a b c", letter_reward, **SETTINGS, preset="paper")
 
 
 def test_arithmetic(result):
@@ -54,7 +54,7 @@ def test_generate(policy, result):
 
 def test_generate_is_the_sampler_of_steer(policy):
     sizes = {"rollouts": 4, "steps": 1, "max_new_tokens": 6, "seed": 9}
-    best_of_n = misvo.steer(policy, "a b c", letter_reward, method="best-of-n", **sizes)
+    best_of_n = misvo.steer(policy, "a b c", letter_reward, method="best-of-n", **sizes, preset="paper")
     assert policy.generate("a b c", samples=4, max_new_tokens=6, seed=9) == [c.text for c in best_of_n.candidates]
 
 
@@ -67,7 +67,7 @@ def test_chat_prompts_reach_template_and_reward():
         return [float(len(c[0]["content"])) for c in completions]
 
     messages = [{"role": "system", "content": "x y"}, {"role": "user", "content": "a b"}]
-    result = misvo.steer(policy, messages, reward, columns={"flavour": "mint"}, **SETTINGS)
+    result = misvo.steer(policy, messages, reward, columns={"flavour": "mint"}, **SETTINGS, preset="paper")
     prompt, completion, flavour = seen[0]
     assert prompt == messages and flavour == ["mint"] * 4
     assert completion == [{"role": "assistant", "content": result.candidates[0].text}]

@@ -50,7 +50,7 @@ def said(result):
 def test_nothing_is_decoded_beyond_a_stop(method, options, steps, says):
     policy = make_policy()
     batches = watched(policy)
-    result = misvo.steer(policy, "a b c", falling(), method=method, kl_ref=True, **SIZES, **options)
+    result = misvo.steer(policy, "a b c", falling(), method=method, kl_ref=True, **SIZES, **options, preset="paper")
     assert [row["step"] for row in result.trace] == list(range(steps))
     assert says in result.trace[-1]["note"] and not any("stopped" in row.get("note", "") for row in result.trace[:-1])
     assert [(c.step, c.rollout) for c in result.candidates] == [(n, k) for n in range(steps) for k in range(4)]
@@ -62,17 +62,19 @@ def test_nothing_is_decoded_beyond_a_stop(method, options, steps, says):
 
 
 def test_a_stopped_run_is_the_beginning_of_the_whole_one():
-    whole = misvo.steer(make_policy(), "a b c", letter_reward, method="best-of-n", **SIZES)
+    whole = misvo.steer(make_policy(), "a b c", letter_reward, method="best-of-n", **SIZES, preset="paper")
     budget = sum(row["tokens"] for row in whole.trace[:5])
-    stopped = misvo.steer(make_policy(), "a b c", letter_reward, method="best-of-n", token_budget=budget, **SIZES)
+    stopped = misvo.steer(
+        make_policy(), "a b c", letter_reward, method="best-of-n", token_budget=budget, **SIZES, preset="paper"
+    )
     assert said(stopped) == said(whole)[:20]
 
 
 def test_prompts_stop_each_in_its_own_time():
     prompts = ["a b c", "q w e r t y", "m"]
     options = {"method": "best-of-n", "token_budget": 100, **SIZES}
-    alone = [misvo.steer(make_policy(), prompt, letter_reward, **options) for prompt in prompts]
-    together = misvo.steer_many(make_policy(), prompts, letter_reward, **options)
+    alone = [misvo.steer(make_policy(), prompt, letter_reward, **options, preset="paper") for prompt in prompts]
+    together = misvo.steer_many(make_policy(), prompts, letter_reward, **options, preset="paper")
     assert [said(result) for result in together] == [said(result) for result in alone]
     assert all(0 < len(r.trace) < 12 for r in together)
 
@@ -80,11 +82,11 @@ def test_prompts_stop_each_in_its_own_time():
 def test_without_a_stop_best_of_n_decodes_all_steps_at_once():
     policy = make_policy()
     batches = watched(policy)
-    misvo.steer(policy, "a b c", letter_reward, method="best-of-n", max_rows=48, **SIZES)
+    misvo.steer(policy, "a b c", letter_reward, method="best-of-n", max_rows=48, **SIZES, preset="paper")
     assert len(batches) == SIZES["max_new_tokens"] - 1
 
 
 def test_the_last_step_was_not_stopped():
     """A rule that is met when there is nothing left to stop has stopped nothing."""
-    result = misvo.steer(make_policy(), "a b c", falling(), stop_reward=-100.0, **{**SIZES, "steps": 1})
+    result = misvo.steer(make_policy(), "a b c", falling(), stop_reward=-100.0, **{**SIZES, "steps": 1}, preset="paper")
     assert "note" not in result.trace[0]

@@ -14,13 +14,14 @@ from tolerances import assert_near, assert_within, room, rounding
 import misvo
 import misvo.result
 from misvo.budget import KLBudget, _largest
-from misvo.decoding import Engine
-from misvo.head import Fisher, Head
-from misvo.rollouts import Request
-from misvo.sampling import RandomStream, Sampler
+from misvo.engines.torch import TorchEngine
+from misvo.fisher import Fisher
+from misvo.head import Head
+from misvo.rollouts import Keep, Request
+from misvo.sampling import RandomStream
 from misvo.settings import Settings
-from misvo.steps import Dual, conjugate_gradients, natural, proximal
 from misvo.tie import TIES
+from misvo.updates import Dual, conjugate_gradients, natural, proximal
 
 T, D, V, K = 11, 4, 23, 5
 
@@ -84,7 +85,7 @@ def test_decoding_pools_what_the_tie_needs_and_the_vectors_replay(tie):
         "penalty": 0.5,
         "temperature": 0.9,
     }
-    result = misvo.steer(policy, "a b c", letter_reward, tie=tie, **options)
+    result = misvo.steer(policy, "a b c", letter_reward, tie=tie, **options, preset="paper")
     tokens, basis = policy.encode("a b c"), TIES[tie](T).basis
     expected = replay(policy.model, tokens, result, basis)
     allowed = room(lambda model: replay(model, tokens, result, basis), policy.model)
@@ -198,7 +199,7 @@ QUICK = {"rollouts": 6, "steps": 6, "max_new_tokens": 10, "seed": 1}
 
 
 def test_the_reward_has_no_unit_left(policy):
-    plain = misvo.steer(policy, "a b c", letter_reward, **AUTO, **QUICK, kl_budget=4.0)
+    plain = misvo.steer(policy, "a b c", letter_reward, **AUTO, **QUICK, kl_budget=4.0, preset="paper")
     for change in (lambda r: 1000 * r, lambda r: r + 1000, lambda r: 1e-6 * r):
         other = misvo.steer(
             policy,
@@ -207,6 +208,7 @@ def test_the_reward_has_no_unit_left(policy):
             **AUTO,
             **QUICK,
             kl_budget=4.0,
+            preset="paper",
         )
         assert [c.tokens for c in other.candidates] == [c.tokens for c in plain.candidates]
 
@@ -215,8 +217,8 @@ def test_the_reward_has_no_unit_left(policy):
 @pytest.mark.parametrize("tie", ["position", "shared", "smooth"])
 def test_the_budget_holds_on_the_measured_kl(policy, tie, step):
     options = {**AUTO, **QUICK, "tie": tie, "step": step, "steps": 8, "rollouts": 16, "step_nats": 2.0}
-    free = misvo.steer(policy, "a b c", letter_reward, **options, penalty=0.0)
-    held = misvo.steer(policy, "a b c", letter_reward, **options, kl_budget=3.0)
+    free = misvo.steer(policy, "a b c", letter_reward, **options, penalty=0.0, preset="paper")
+    held = misvo.steer(policy, "a b c", letter_reward, **options, kl_budget=3.0, preset="paper")
     assert max(row["kl"] for row in free.trace) > 6  # without it the run would have gone further
     assert max(row["kl"] for row in held.trace) < 6  # a prediction from a few prefixes, measured on 16 responses
     assert all(row["kl_predicted"] <= 3.0 for row in held.trace)
@@ -224,7 +226,7 @@ def test_the_budget_holds_on_the_measured_kl(policy, tie, step):
 
 
 def test_a_shared_vector_works_at_any_length(policy, tmp_path):
-    result = misvo.steer(policy, "a b c", letter_reward, **AUTO, **QUICK, kl_budget=4.0)
+    result = misvo.steer(policy, "a b c", letter_reward, **AUTO, **QUICK, kl_budget=4.0, preset="paper")
     result.steering.save_pretrained(tmp_path)
     steering = misvo.Steering.from_pretrained(tmp_path)
     assert steering.tie == "shared" and torch.equal(steering.at(30)[29], steering.vectors[0])
@@ -245,12 +247,12 @@ def test_a_shared_vector_works_at_any_length(policy, tmp_path):
     ],
 )
 def test_early_stops_say_why(policy, options, steps, says):
-    result = misvo.steer(policy, "a b c", letter_reward, **{**QUICK, "steps": 30}, **options)
+    result = misvo.steer(policy, "a b c", letter_reward, **{**QUICK, "steps": 30}, **options, preset="paper")
     assert len(result.trace) < 30 and says in result.trace[-1]["note"]
     assert steps is None or len(result.trace) == steps
     assert len(result.candidates) == 6 * len(result.trace)
     # What is returned is what a run of so many steps returns.
-    whole = misvo.steer(policy, "a b c", letter_reward, **{**QUICK, "steps": len(result.trace)})
+    whole = misvo.steer(policy, "a b c", letter_reward, **{**QUICK, "steps": len(result.trace)}, preset="paper")
     assert torch.equal(result.steering.vectors, whole.steering.vectors)
 
 
@@ -267,12 +269,13 @@ def test_early_stops_say_why(policy, options, steps, says):
 )
 def test_bad_settings(policy, options, says):
     with pytest.raises(misvo.MisvoError, match=says):
-        misvo.steer(policy, "a b", letter_reward, **{**QUICK, **options})
+        misvo.steer(policy, "a b", letter_reward, **{**QUICK, **options}, preset="paper")
 
 
 def test_presets():
-    paper, auto = Settings.from_preset(), Settings.from_preset("auto", rollouts=4)
-    assert paper == Settings() and (auto.tie, auto.step, auto.kl_budget, auto.penalty) == (
+    paper, auto = Settings.from_preset("paper"), Settings.from_preset(rollouts=4)
+    assert paper == Settings() and auto == Settings.from_preset("auto", rollouts=4)
+    assert (auto.tie, auto.step, auto.kl_budget, auto.penalty) == (
         "shared",
         "dual",
         10.0,
@@ -287,7 +290,7 @@ def test_presets():
 
 
 def test_ordinary_selection_passes_over_what_the_reference_would_never_say(policy):
-    result = misvo.steer(policy, "a b c", letter_reward, select="ordinary", **{**QUICK, "steps": 1})
+    result = misvo.steer(policy, "a b c", letter_reward, select="ordinary", **{**QUICK, "steps": 1}, preset="paper")
 
     def exact(model):
         literal = Literal(model, policy.encode("a b c"), 10)
@@ -323,7 +326,7 @@ def test_a_word_said_three_times_in_a_row_is_not_ordinary():
 def test_tied_noise_of_aisp(policy, tie):
     """A response has one ε (r, d), B ε steers all of its tokens, and the vectors are B times the weighted noise."""
     options = {"rollouts": 6, "steps": 3, "max_new_tokens": T, "seed": 1, "penalty": 0.3, "alpha": 0.9, "sigma2": 0.2}
-    result = misvo.steer(policy, "a b c", letter_reward, method="aisp", tie=tie, **options)
+    result = misvo.steer(policy, "a b c", letter_reward, method="aisp", tie=tie, **options, preset="paper")
     tokens, basis = policy.encode("a b c"), TIES[tie](T).basis.double()
     c, stream = torch.zeros(basis.shape[1], 32, dtype=torch.float64), RandomStream(1, tokens)
     for row in result.trace:
@@ -350,7 +353,7 @@ def test_tied_noise_of_aisp(policy, tie):
 def test_a_budget_per_token_is_a_budget_per_response_of_that_length(policy):
     options = {**AUTO, **QUICK, "steps": 5, "rollouts": 16, "step_nats": 2.0}
     options.pop("kl_budget", None)
-    result = misvo.steer(policy, "a b c", letter_reward, **options, kl_budget_per_token=0.1)
+    result = misvo.steer(policy, "a b c", letter_reward, **options, kl_budget_per_token=0.1, preset="paper")
     for row in result.trace:
         assert row["kl_budget"] == pytest.approx(0.1 * row["tokens"] / 16)
         assert row["kl_predicted"] <= row["kl_budget"]
@@ -381,9 +384,7 @@ def test_one_unlucky_step_does_not_starve_the_next():
     head, generator = policy.head, torch.Generator().manual_seed(0)
     budget = KLBudget(head, nats=5.0)
     u = torch.randn(1, head.hidden_size, generator=generator).expand(12, -1)
-    rollouts = Engine(policy, 8, Sampler()).run(
-        Request(policy.prefill([5, 6, 7], 12), RandomStream(0, [5]), 0, range(8), 12, keep_hidden=True)
-    )
+    rollouts = TorchEngine(policy, 8).run(Request((5, 6, 7), 0, 0, range(8), 12, keep=Keep(hidden=True)))
     factors = []
     for luck in (1.0, 1.0, 1.0, 1.0, 2.0, 1.0):
         factors.append(budget.shrink(rollouts, 10 * u))

@@ -23,7 +23,7 @@ from pathlib import Path
 from misvo.errors import MisvoError
 from misvo.settings import LOAD_OPTIONS, Settings, options_of
 
-SETTINGS = [field.name for field in fields(Settings) if field.name != "seed"]
+SETTINGS = ["preset", *(field.name for field in fields(Settings) if field.name != "seed")]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Config:
     def _settings(self, model, task, method) -> Settings:
         shared = {"kl_ref": True, **self.settings, **task.settings, **model.settings}
         try:
-            own = options_of(method.settings.get("method", shared.get("method", Settings.method)))
+            own = ["preset", *options_of(method.settings.get("method", shared.get("method", Settings.method)))]
             shared = {name: value for name, value in shared.items() if name in own}
             return Settings.from_preset(**{**shared, **method.settings})
         except MisvoError as error:
@@ -185,7 +185,9 @@ def _method(entry):
     label, tasks, models = entry.pop("label", None), entry.pop("tasks", None), entry.pop("models", None)
     _check_settings("[[methods]]", entry, ["label", "tasks", "models"])
     name, cost = entry.get("method", Settings.method), entry.get("cost", Settings.cost)
-    label = label or (f"{name}/{cost}" if name == "misvo" and cost != Settings.cost else name)
+    if label is None and name == "misvo":
+        label = entry.get("preset") or (f"{name}/{cost}" if cost != Settings.cost else None)
+    label = label or name
     return Method(label, entry, tasks and tuple(tasks), models and tuple(models))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from misvo.bench.plan import KEY, Key
-from misvo.errors import MisvoError
+from misvo.errors import MisvoError, cut
 from misvo.settings import deciding
 
 CONFIG, ENVIRONMENT, ROWS, CANDIDATES, SUMMARY = (
@@ -153,7 +153,7 @@ def difference(before, after, where="") -> list[str]:
             for key in keys
         ]
         return [change for changes in found for change in changes]
-    return [] if before == after else [f"{where}: {_short(before)} → {_short(after)}"]
+    return [] if before == after else [f"{where}: {_shown(before)} → {_shown(after)}"]
 
 
 def _by_change(changes: list[str]) -> list[str]:
@@ -198,6 +198,5 @@ def _slug(key: Key) -> str:
     return hashlib.blake2b(json.dumps(key).encode(), digest_size=8).hexdigest()
 
 
-def _short(value, width=60):
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= width else text[: width - 1] + "…"
+def _shown(value):
+    return cut(json.dumps(value, ensure_ascii=False), 60)

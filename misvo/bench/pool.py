@@ -9,12 +9,11 @@ A worker finds models and rewards for itself: on a cluster, a reward in a file m
 """
 
 import os
-import time
 from collections import deque
 
 from misvo.bench.plan import Chunk
 from misvo.bench.work import Worker, failures
-from misvo.errors import MisvoError
+from misvo.errors import MisvoError, first_line
 
 RESTARTS, TRIES = 3, 3
 PASSED_ON = (
@@ -45,8 +44,8 @@ class RayPool:
                 **options,
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise MisvoError(f"no Ray cluster could be reached at {address or 'this machine'} ({reason})") from error
+            where = address or "this machine"
+            raise MisvoError(f"no Ray cluster could be reached at {where} ({first_line(error)})") from error
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         self.workers = workers or (gpus if gpus else max(1, cpus // cpus_per_worker))
@@ -110,10 +109,7 @@ class _Actor:
         self.worker = Worker()
 
     def run(self, chunk: Chunk):
-        self.worker.policy(chunk.cell.model), self.worker.reward(chunk.reward)  # loading is not the chunk's time
-        started = time.perf_counter()
-        outcomes = self.worker.run(chunk)
-        return outcomes, time.perf_counter() - started
+        return self.worker.timed(chunk)
 
     def pid(self) -> int:
         return os.getpid()

@@ -6,12 +6,14 @@ clock around the whole call (prefill, decoding, scoring, updates); on a GPU the 
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from misvo import tasks
 from misvo.bench import config as configs
 from misvo.bench.environment import PeakMemory, environment
 from misvo.bench.folder import write_atomically
+from misvo.bench.work import stage_seconds
 from misvo.errors import MisvoError
 from misvo.view import counting
 
@@ -19,7 +21,7 @@ DEFAULT = configs.from_dict(
     {
         "name": "profile",
         "warmup": 1,
-        "settings": {"rollouts": 8, "steps": 4, "max_new_tokens": 32},
+        "settings": {"preset": "paper", "rollouts": 8, "steps": 4, "max_new_tokens": 32},
         "models": [{"path": "smollm2-135m"}],
         "tasks": [{"name": "prompts", "prompts": 2}],
         "methods": [{"method": "best-of-n"}, {"method": "aisp"}, {"method": "misvo"}],
@@ -58,34 +60,31 @@ def run(config: configs.Config, warmup: int | None = None, prompts: int | None =
 
 
 def _measure(policy, task, cell, seed, warmup, count) -> dict:
-    from misvo.loop import steer
+    from misvo.session import steer
 
-    settings = {**cell.settings.to_dict(), "seed": seed, "kl_ref": False}
+    settings = replace(cell.settings, seed=seed, kl_ref=False)
     seconds, tokens, stages, lengths = [], [], [], []
     for row in task.rows[:warmup]:
-        steer(policy, row.prompt, task.reward, columns=row.columns, **settings)
+        steer(policy, row.prompt, task.reward, columns=row.columns, settings=settings)
         count(None)
     with PeakMemory(policy.device) as peak:
         for row in task.rows[warmup:]:
             _wait(policy.device)
             started = time.perf_counter()
-            result = steer(policy, row.prompt, task.reward, columns=row.columns, **settings)
+            result = steer(policy, row.prompt, task.reward, columns=row.columns, settings=settings)
             _wait(policy.device)
             seconds.append(time.perf_counter() - started)
             tokens.append(sum(step["tokens"] for step in result.trace))
             lengths.append(len(policy.encode(row.prompt)))
-            sums = {
-                name: sum(step["seconds"][name] for step in result.trace) for name in ("decode", "reward", "update")
-            }
-            stages.append({"prefill": result.prefill_seconds, **sums})
+            stages.append(stage_seconds(result))
             count(None)
     return {
         "model": cell.model.label,
         "task": cell.task.label,
         "label": cell.method.label,
-        "method": settings["method"],
-        "rollouts": settings["rollouts"],
-        "steps": settings["steps"],
+        "method": settings.method,
+        "rollouts": settings.rollouts,
+        "steps": settings.steps,
         "seconds": _mean(seconds),
         "tokens": _mean(tokens),
         "tokens_per_second": sum(tokens) / sum(seconds),

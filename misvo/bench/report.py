@@ -11,6 +11,7 @@ from misvo.bench import figures, page, tables
 from misvo.bench import results as readers
 from misvo.bench.folder import write_atomically
 from misvo.errors import MisvoError
+from misvo.prompts import as_text
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,7 @@ def _prompts(results) -> dict:
     found = {}
     for cell in results.cells:
         for row in cell.rows:
-            prompt = row.get("prompt_text", "")
-            text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
-            found[cell.task, row["prompt"]] = text
+            found[cell.task, row["prompt"]] = as_text(row.get("prompt_text", ""), "\n")
     return found
 
 

@@ -7,7 +7,6 @@ Resume is not a mode: a run does whatever its folder does not have yet.
 """
 
 import contextlib
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +44,7 @@ class LocalPool:
 
     def run(self, chunks, on_step):
         for chunk in chunks:
-            self.worker.policy(chunk.cell.model), self.worker.reward(chunk.reward)  # loading is not the chunk's time
-            started = time.perf_counter()
-            outcomes = self.worker.run(chunk, lambda _, row, chunk=chunk: on_step(chunk, row))
-            yield chunk, outcomes, time.perf_counter() - started
+            yield chunk, *self.worker.timed(chunk, lambda _, row, chunk=chunk: on_step(chunk, row))
 
     def close(self):
         pass

@@ -2,11 +2,12 @@
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from misvo import tasks
 from misvo.bench.environment import PeakMemory
 from misvo.bench.plan import KEY, Chunk
+from misvo.errors import short
 
 
 @dataclass
@@ -38,6 +39,13 @@ class Worker:
                 outcomes.append(_failure(chunk, index, error))
         return outcomes
 
+    def timed(self, chunk: Chunk, on_step=None) -> tuple[list[Outcome], float]:
+        """`run`, and the seconds that it took; loading what it needs is not the chunk's time."""
+        self.policy(chunk.cell.model), self.reward(chunk.reward)
+        started = time.perf_counter()
+        outcomes = self.run(chunk, on_step)
+        return outcomes, time.perf_counter() - started
+
     def policy(self, model):
         """The model, loaded once; another one takes its place, since two may not fit."""
         if self._model != model:
@@ -52,10 +60,10 @@ class Worker:
 
 
 def _steer(policy, reward, chunk, indices, on_step) -> list[Outcome]:
-    from misvo.loop import steer_many
+    from misvo.session import steer_many
 
     rows = [chunk.rows[index] for index in indices]
-    settings = {**chunk.cell.settings.to_dict(), "seed": chunk.seed}
+    settings = replace(chunk.cell.settings, seed=chunk.seed)
     started = time.perf_counter()
     with PeakMemory(policy.device) as peak:
         results = steer_many(
@@ -64,7 +72,7 @@ def _steer(policy, reward, chunk, indices, on_step) -> list[Outcome]:
             reward,
             columns=[row.columns for row in rows],
             on_step=on_step,
-            **settings,
+            settings=settings,
         )
     wall = (time.perf_counter() - started) / len(rows)
     return [
@@ -78,7 +86,6 @@ def _outcome(policy, key, result, wall, peak) -> Outcome:
 
     name = dict(zip(KEY, key, strict=True))
     best, trace, steering = result.best, result.trace, result.steering
-    stages = {stage: sum(row["seconds"][stage] for row in trace) for stage in ("decode", "reward", "update")}
     row = {
         **name,
         "prompt_text": result.prompt,
@@ -98,11 +105,19 @@ def _outcome(policy, key, result, wall, peak) -> Outcome:
         "prompt_tokens": len(policy.encode(result.prompt)),
         "tokens": sum(step["tokens"] for step in trace),
         "vectors_sha256": None if steering is None else _digest(steering.vectors),
-        "seconds": {"prefill": result.prefill_seconds, **stages, "wall": wall},
+        "seconds": {**stage_seconds(result), "wall": wall},
         "peak_memory": peak,
     }
-    candidates = [{**name, **vars(candidate)} for candidate in result.candidates]
+    candidates = [{**name, **vars(candidate), "kl": candidate.kl} for candidate in result.candidates]
+    for candidate in candidates:
+        del candidate["token_kl"]  # 1.6 times as large as all the rest
     return Outcome(row, candidates, steering)
+
+
+def stage_seconds(result) -> dict[str, float]:
+    """The time of a run by what it went into, over all steps."""
+    sums = {stage: sum(row["seconds"][stage] for row in result.trace) for stage in ("decode", "reward", "update")}
+    return {"prefill": result.prefill_seconds, **sums}
 
 
 def failures(chunk: Chunk, error: Exception) -> list[Outcome]:
@@ -111,8 +126,8 @@ def failures(chunk: Chunk, error: Exception) -> list[Outcome]:
 
 
 def _failure(chunk, index, error) -> Outcome:
-    message = " ".join(f"{type(error).__name__}: {error}".split())
-    return Outcome({**dict(zip(KEY, chunk.keys[index], strict=True)), "error": message[:2000]}, [])
+    message = short(f"{type(error).__name__}: {error}", 2000)
+    return Outcome({**dict(zip(KEY, chunk.keys[index], strict=True)), "error": message}, [])
 
 
 def _digest(vectors) -> str:

@@ -6,73 +6,65 @@ The noise is never stored: it is a function of (seed, prompt, step, rollout), dr
 """
 
 import math
+from functools import partial
 
 import torch
 from scipy.optimize import brentq
 
+from misvo.interventions import Noise, Vectors
+from misvo.methods.base import Prefixes, Proposal, Update
 from misvo.tie import TIES
 
 
 class Aisp:
     sequential = True  # a step's noise is added to the mean that the step before it made
     starts_at_reference = False  # the first step is noisy already
+    wants_prefixes: Prefixes = "never"
 
-    def __init__(self, head, stream, sampler, settings):
-        self.head, self.stream, self.settings = head, stream, settings
-        self.tie = TIES[settings.tie](settings.max_new_tokens)
+    def __init__(self, context):
+        self.context, self.settings = context, context.settings
+        head, length = context.head, context.settings.max_new_tokens
+        self.tie = TIES[context.settings.tie](length)
         self.free = torch.zeros(self.tie.size, head.hidden_size, dtype=head.dtype, device=head.device)
-        self.window = min(settings.window or settings.max_new_tokens, settings.max_new_tokens)
+        self.window = min(context.settings.window or length, length)
 
     @property
     def vectors(self):
         u = self.tie.spread(self.free)
         return u if self.window == len(u) else torch.cat([u[: self.window], torch.zeros_like(u[self.window :])])
 
+    @property
+    def intervention(self):
+        return Vectors.by_position(self.vectors)
+
     def propose(self, step):
-        generators = {rollout: self.stream.generator(step, rollout) for rollout in range(self.settings.rollouts)}
-        tied = self.tie.basis is not None  # a few vectors for each response: drawn at once and kept
-        noise = torch.stack([self._draw(generators[k], self.tie.size) for k in generators]) if tied else None
+        return Proposal(self._noise(step))
 
-        def intervene(rows, position, hidden):
-            if position >= self.window:
-                return None
-            if tied:
-                return torch.einsum("r,krd->kd", self.tie.basis[position].to(noise), self.free + noise[rows])
-            if position == 0:  # a row may begin again, see Engine
-                generators.update({row: self.stream.generator(step, row) for row in rows.tolist()})
-            # A row asks for its positions in order, so its generator stands where this position begins.
-            return self.free[position] + torch.cat([self._draw(generators[row], 1) for row in rows.tolist()])
-
-        return {"intervene": intervene, "keep_scores": False}
-
-    def update(self, step, rollouts, rewards):
-        settings, lengths = self.settings, rollouts.lengths.tolist()
-        inner = [torch.sum(self.free * self._noise(step, k, lengths[k])).item() for k in range(len(rewards))]
+    def update(self, step, rollouts, scores):
+        settings, lengths, noise = self.settings, rollouts.lengths.tolist(), self._noise(step)
+        own = [self._counted(noise, rollout, length) for rollout, length in enumerate(lengths)]  # functions: drawn anew
+        inner = [torch.sum(self.free[: len(e)] * e).item() for e in (draw() for draw in own)]
         bias = (settings.alpha - 1) / settings.sigma2 * torch.tensor(inner, dtype=torch.float64)
         temperature = settings.penalty
         if settings.target_ess is not None:
-            temperature = temperature_for(rewards, bias, settings.target_ess)
-        weights = importance_weights(rewards, bias, temperature)
+            temperature = temperature_for(scores.rewards, bias, settings.target_ess)
+        weights = importance_weights(scores.rewards, bias, temperature)
         moved = self.free.clone()
-        for k, weight in enumerate(weights.tolist()):
-            moved.add_(self._noise(step, k, lengths[k]), alpha=weight)
+        for weight, draw in zip(weights.tolist(), own, strict=True):
+            e = draw()
+            moved[: len(e)].add_(e, alpha=weight)
         self.free = moved
-        return {"ess": effective_sample_size(weights), "lambda": temperature}
+        return Update({"ess": effective_sample_size(weights), "lambda": temperature})
 
-    def intervention(self):
-        return self.vectors
+    def _noise(self, step):
+        settings = self.settings
+        seed, prompt = settings.seed, self.context.prompt
+        return Noise(self.free, self.tie, seed, prompt, step, settings.sigma2, self.window)
 
-    def _noise(self, step, rollout, length):
-        """ε of one response (r, d); untied, zero where it does not count: outside the window, behind a masked end."""
+    def _counted(self, noise, rollout, length):
+        """Draws what counts of ε of one response: tied, all of it; else what is in the window, before a masked end."""
         counted = min(self.window, length) if self.settings.mask_after_eos else self.window
-        counted = counted if self.tie.basis is None else self.tie.size
-        noise = torch.zeros_like(self.free)
-        noise[:counted] = self._draw(self.stream.generator(step, rollout), counted)
-        return noise
-
-    def _draw(self, generator, positions):
-        drawn = generator.standard_normal((positions, self.head.hidden_size), dtype="float32")
-        return torch.from_numpy(drawn).to(self.head.device, self.head.dtype).mul_(math.sqrt(self.settings.sigma2))
+        return partial(noise.of, rollout, counted if self.tie.basis is None else self.tie.size)
 
 
 def importance_weights(rewards, bias, temperature) -> torch.Tensor:

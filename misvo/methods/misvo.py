@@ -12,82 +12,85 @@ import torch
 from misvo.budget import KLBudget
 from misvo.cost import COSTS, mean_score
 from misvo.credit import Critic
-from misvo.head import Shift
-from misvo.steps import STEPS
+from misvo.interventions import Vectors
+from misvo.methods.base import Prefixes, Proposal, Update
+from misvo.rollouts import Keep
 from misvo.tie import TIES
+from misvo.updates import UPDATES
 
 # Laws that positions pool are few, and are added up position by position: rounding them would save nothing.
 LAW_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
+WANTS_PREFIXES: dict[str, Prefixes] = {"response": "never", "cheap": "cheap", "prefix": "always"}  # by what tokens earn
 
 
 class Misvo:
     sequential = True  # a step samples from the policy that the step before it made
     starts_at_reference = True  # u = 0 at first, so the first step samples from the reference policy
 
-    def __init__(self, head, stream, sampler, settings):
+    def __init__(self, context):
+        head, settings = context.head, context.settings
         self.head, self.settings = head, settings
+        self.wants_prefixes = WANTS_PREFIXES[settings.credit]
         self.tie = TIES[settings.tie](settings.max_new_tokens)
-        self.cost = COSTS[settings.cost](head, sampler, self.tie, settings.explicit_fisher)
+        self.cost = COSTS[settings.cost](head, context.sampler, self.tie, settings.explicit_fisher)
         nats = settings.kl_budget or settings.kl_budget_per_token
         per_token = settings.kl_budget is None
-        self.budget = nats and KLBudget(head, nats, settings.temperature, per_token)
+        self.budget = KLBudget(head, nats, settings.temperature, per_token) if nats else None
         self.free = torch.zeros(self.tie.size, head.hidden_size, dtype=head.dtype, device=head.device)  # c (r, d)
         self.critic = Critic(settings.max_new_tokens)
-        self.step = STEPS[settings.step]()
+        self.step = UPDATES[settings.step]()
         self.spreads = []  # variances of the rewards of the steps so far
-        self.shift = None  # W(Bc), made as sampling comes to each position
 
     @property
     def vectors(self):
         return self.tie.spread(self.free)  # u (T, d)
 
-    def propose(self, step):
-        self.shift = Shift(self.head, self.free, self.tie) if step > 0 else None
-        return {
-            "shift": self.shift,
-            "keep_fisher": self.cost.needs_fisher(step),
-            "pool": self.tie.pool,
-            "law_dtype": LAW_DTYPES[self.settings.law_dtype] if self.tie.pool is None else None,
-            "keep_hidden": self.budget is not None,
-        }
+    @property
+    def intervention(self):
+        return Vectors(self.free, self.tie)
 
-    def update(self, step, rollouts, rewards):
-        settings, cost = self.settings, self.cost
+    def propose(self, step):
+        keep = Keep(
+            scores=True,
+            fisher=self.cost.needs_fisher(step),
+            pool=self.tie.pool,
+            law_dtype=LAW_DTYPES[self.settings.law_dtype] if self.tie.pool is None else None,
+            hidden=self.budget is not None,
+        )
+        return Proposal(self.intervention if step > 0 else None, keep)
+
+    def update(self, step, rollouts, scores):
+        settings, cost, rewards, note = self.settings, self.cost, scores.rewards, None
         cost.observe(step, rollouts)
-        advantages = self._advantages(rollouts, rewards)
+        advantages = self._advantages(scores)
         if settings.standardize and advantages.any():
             self.spreads.append(rewards[~rewards.isnan()].var().item())
             advantages = advantages / math.sqrt(sum(self.spreads) / len(self.spreads))
         gradient = self.tie.gather(reward_gradient(self.head, rollouts, rewards, settings.temperature, advantages))
-        penalty = cost.gradient(self.free, None if self.shift is None else self.shift.knots)
+        penalty = cost.gradient(self.free)
         moved = self.step(self.free, gradient, penalty, cost.product, settings)
-        trace = {"gradient_norm": gradient.norm().item(), "penalty_norm": penalty.norm().item()}
+        columns = {"gradient_norm": gradient.norm().item(), "penalty_norm": penalty.norm().item()}
         stiffness = settings.learning_rate * settings.penalty * _rayleigh(self.free, penalty)
         if settings.step == "euler" and stiffness > 2:
-            trace["note"] = f"unstable: learning_rate × penalty × curvature = {stiffness:.3g} > 2, so steps overshoot"
+            note = f"unstable: learning_rate × penalty × curvature = {stiffness:.3g} > 2, so steps overshoot"
         if not torch.isfinite(moved).all():
-            moved, trace["stop"] = (
-                self.free,
-                "diverged: the vectors are no longer finite; the last finite ones are kept",
-            )
-        elif self.budget is not None:
+            stop = "diverged: the vectors are no longer finite; the last finite ones are kept"
+            return Update(columns, note, stop)
+        if self.budget is not None:
             factor = self.budget.shrink(rollouts, self.tie.spread(moved))
             moved = factor * moved
-            trace |= {"kl_budget": self.budget.limit, "kl_predicted": self.budget.predicted, "shrunk": factor}
-        if rollouts.prefix_rewards is not None:
-            trace["credit"] = self.critic.explained
+            columns |= {"kl_budget": self.budget.limit, "kl_predicted": self.budget.predicted, "shrunk": factor}
+        if scores.prefixes is not None:
+            columns["credit"] = self.critic.explained
         self.free = moved
         cost.release()
-        return trace
+        return Update(columns, note)
 
-    def _advantages(self, rollouts, rewards):
+    def _advantages(self, scores):
         """What each token earned, (K, T), or each response where its prefixes were not scored, (K, 1)."""
-        if rollouts.prefix_rewards is None:
-            return leave_one_out(rewards)[:, None]
-        return self.critic.advantages(rollouts.prefix_rewards, rewards)
-
-    def intervention(self):
-        return self.vectors
+        if scores.prefixes is None:
+            return leave_one_out(scores.rewards)[:, None]
+        return self.critic.advantages(scores.prefixes, scores.rewards)
 
 
 def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:

@@ -7,48 +7,45 @@ steps sample from the reference policy to fit it: they are part of the K·N resp
 import torch
 
 from misvo.errors import MisvoError
+from misvo.interventions import Climb
+from misvo.methods.base import Prefixes, Proposal, Update
+from misvo.rollouts import Keep
 from misvo.value import Episode, ValueNetwork
 
 
 class ReControl:
     sequential = True  # steering waits for the network
+    wants_prefixes: Prefixes = "never"
+    vectors = None
 
-    def __init__(self, head, stream, sampler, settings):
-        self.head, self.settings, self.vectors = head, settings, None
+    def __init__(self, context):
+        self.head, self.settings, settings = context.head, context.settings, context.settings
         self.value, self.episodes, self.collecting = None, [], settings.collecting_steps
         if settings.value is not None:
-            self.value = ValueNetwork.from_pretrained(settings.value).to(head.device)
-            if len(self.value.mean) != head.hidden_size or self.value.head not in (None, head.fingerprint):
+            self.value = ValueNetwork.from_pretrained(settings.value).to(self.head.device)
+            size, made_for = len(self.value.mean), self.value.head
+            if size != self.head.hidden_size or made_for not in (None, self.head.fingerprint):
                 raise MisvoError(f"the value network in {settings.value} was fitted for a model with another LM head.")
         self.starts_at_reference = self.collecting > 0
-        self.squares = torch.zeros(settings.rollouts, dtype=torch.float64)  # Σ‖u‖² of each response of the step
+
+    @property
+    def intervention(self):
+        if self.value is None:  # a run may stop before there is a network
+            return None
+        return Climb(self.value, self.settings.value_iterations, self.settings.value_step_size)
 
     def propose(self, step):
-        if step < self.collecting:
-            return {"keep_scores": False, "keep_hidden": True}
-        return {"keep_scores": False, "intervene": self._climb}
+        return Proposal(keep=Keep(hidden=True)) if step < self.collecting else Proposal(self.intervention)
 
-    def update(self, step, rollouts, rewards):
-        if step < self.collecting:
-            self.episodes += episodes_of(rollouts, rewards)
-            if step + 1 == self.collecting:
-                self.value = ValueNetwork.fit(
-                    self.episodes, self.settings.value_target, self.settings.seed, head=self.head.fingerprint
-                )
-                self.value.budget = {"responses": len(self.episodes)}
-                return {"phase": "fit", "value_loss": self.value.loss}
-            return {"phase": "collect"}
-        return {"phase": "steer", "norm": self.squares.mean().sqrt().item()}
-
-    def intervention(self):
-        return None if self.value is None else self._climb  # a run may stop before there is a network
-
-    def _climb(self, rows, position, hidden):
-        u = self.value.climb(hidden, self.settings.value_iterations, self.settings.value_step_size)
-        if position == 0:  # a row may begin again, see Engine
-            self.squares[rows] = 0.0
-        self.squares[rows] += u.double().square().sum(-1).cpu()
-        return u.to(self.head.dtype)
+    def update(self, step, rollouts, scores):
+        if step >= self.collecting:
+            return Update({"phase": "steer", "norm": rollouts.squares.double().sum(1).mean().sqrt().item()})
+        self.episodes += episodes_of(rollouts, scores.rewards)
+        if step + 1 < self.collecting:
+            return Update({"phase": "collect"})
+        self.value = ValueNetwork.fit(self.episodes, self.settings.seed, head=self.head.fingerprint)
+        self.value.budget = {"responses": len(self.episodes)}
+        return Update({"phase": "fit", "value_loss": self.value.loss})
 
 
 def episodes_of(rollouts, rewards: torch.Tensor) -> list[Episode]:

@@ -3,26 +3,36 @@
     reward(prompts=[...], completions=[...], **columns) -> list[float | None]
 
 None means "could not score". A plain function of one text, `reward(text) -> float`, serves too. `contract` adapts,
-calls and checks rewards; `specs` turns what a user types into them; `combine` makes one of several. Each kind of
-reward is a file of its own that loads its model or word list on first use, and the classes below load it too.
+calls and checks rewards; `specs` reads what a user types; `combine` makes one of several. Each kind of reward is a
+file of its own that loads its model or word list on first use, and the classes below load it too.
 """
 
 import importlib
 
-from misvo.rewards.contract import Reward, Scores, as_reward, evaluate, score
-from misvo.rewards.specs import EMBEDDED, load
+from misvo.rewards.combine import Clipped, Combined, Standardised, as_reward, load
+from misvo.rewards.contract import Reward, Scores, evaluate, score
+from misvo.rewards.specs import EMBEDDED
 
 _HOMES = {
     "RewardModel": "misvo.rewards.reward_model",
     "Remote": "misvo.rewards.remote",
-    "Combined": "misvo.rewards.combine",
-    "Clipped": "misvo.rewards.combine",
-    "Standardised": "misvo.rewards.combine",
     "Overlength": "misvo.rewards.penalties",
     "Repetition": "misvo.rewards.penalties",
 }
 
-__all__ = ["EMBEDDED", "Reward", "Scores", "as_reward", "evaluate", "load", "score", *_HOMES]
+__all__ = [
+    "EMBEDDED",
+    "Clipped",
+    "Combined",
+    "Reward",
+    "Scores",
+    "Standardised",
+    "as_reward",
+    "evaluate",
+    "load",
+    "score",
+    *_HOMES,
+]
 
 
 def __getattr__(name):

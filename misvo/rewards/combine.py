@@ -6,6 +6,8 @@
 The trace then has, step by step, the means of `quality`, `quality/raw` (before standardisation) and `brief`, each
 before its weight. A response that one part could not score (None) is not scored at all. Penalties on length and
 repetition are rewards of their own (`penalties.py`) and enter a sum like any other.
+
+A part may be a text that a user types, and such a text may be a sum: so what turns one into a reward is here too.
 """
 
 import json
@@ -13,7 +15,41 @@ import math
 import statistics
 
 from misvo.errors import MisvoError, RewardError
-from misvo.rewards.contract import Scores, as_reward, evaluate
+from misvo.rewards import specs
+from misvo.rewards.contract import Reward, Scores, adapt, evaluate
+
+
+def as_reward(reward) -> Reward:
+    """A reward from a spec such as "sentiment", or from a callable (`contract.adapt`)."""
+    return load(reward) if isinstance(reward, str) else adapt(reward)
+
+
+def load(spec: str) -> Reward:
+    """A reward from `sentiment`, `hf:ID`, `http:URL`, `file.py:function`, `module:function` or a sum of such."""
+    terms = specs.terms(spec)
+    if len(terms) == 1 and terms[0][0] == 1.0:
+        return _load_term(terms[0][1])
+    parts = {}
+    for _, text in terms:
+        if text in parts:
+            raise MisvoError(f"the reward {spec!r} names {text!r} twice: give it once, with one weight.")
+        parts[text] = _load_term(text)
+    return Combined(parts, {text: weight for weight, text in terms})
+
+
+def _load_term(term):
+    wrapped = specs.wrapper(term)
+    if wrapped is None:
+        return specs.load_single(term)
+    name, inside = wrapped
+    if name != "clip":
+        return Standardised(load(inside))
+    try:
+        inner, low, high = inside.rsplit(",", 2)
+        low, high = float(low), float(high)
+    except ValueError:
+        raise MisvoError(f"write this reward as 'clip(REWARD, LOW, HIGH)', not {term!r}.") from None
+    return Clipped(load(inner), low, high)
 
 
 class Combined:

@@ -2,15 +2,15 @@
 
 A reward may declare `scores_prefixes = True`: it is cheap enough to be asked about the beginnings of responses too, and
 makes sense of them (`misvo/credit.py`). A reward that is made of others (`combine.py`) hands back `Scores`, a list that
-also carries the value of each part; the loop writes the means of the parts into the trace. How a spec becomes a reward
-is in `specs.py`.
+also carries the value of each part; the loop writes the means of the parts into the trace. What a user types is no
+matter here: `specs.py` reads it.
 """
 
 import inspect
 import math
 from collections.abc import Callable
 
-from misvo.errors import MisvoError, RewardError
+from misvo.errors import MisvoError, RewardError, short
 from misvo.prompts import Prompt, as_completion, as_text
 
 Reward = Callable[..., list]
@@ -29,15 +29,11 @@ class Scores(list):
         return {name: sum(values) / len(values) if values else None for name, values in known.items()}
 
 
-def as_reward(reward) -> Reward:
-    """Adapt a callable: TRL's contract as it is, or a plain function of a text, or of a prompt and a text.
+def adapt(reward) -> Reward:
+    """A callable as a reward: TRL's contract as it is, or a plain function of a text, or of a prompt and a text.
 
     A reward that learns as it goes (`Standardised`) has a method `fresh`, which this calls: each run starts anew.
     """
-    if isinstance(reward, str):
-        from misvo.rewards.specs import load
-
-        return load(reward)
     if not callable(reward):
         raise MisvoError(f"a reward must be callable, or a name such as 'sentiment'; {reward!r} is neither.")
     if callable(getattr(reward, "fresh", None)):
@@ -100,12 +96,6 @@ def evaluate(reward: Reward, prompts: list[Prompt], completions: list, **columns
         raise RewardError(f"the reward returned {len(values)} values for {count} responses to {short(prompts[0])!r}.")
     numbers = [_number(*row) for row in zip(values, prompts, completions, strict=True)]
     return Scores(numbers, getattr(values, "parts", None) if isinstance(values, Scores) else None)
-
-
-def short(thing, width=80) -> str:
-    """One line of at most `width` characters, for error messages."""
-    text = " ".join(str(thing).split())
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _accepted(reward, arguments):

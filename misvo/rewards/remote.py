@@ -19,8 +19,7 @@ import urllib.request
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from urllib.parse import parse_qsl, urlsplit
 
-from misvo.errors import MisvoError, RewardError
-from misvo.rewards.contract import short
+from misvo.errors import MisvoError, RewardError, short
 
 LONGEST_WAIT = 30.0  # seconds between two attempts
 LARGEST_ANSWER = 64 << 20  # bytes

@@ -27,9 +27,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from misvo import embedded
-from misvo.errors import MisvoError
-from misvo.prompts import as_text, is_chat
-from misvo.rewards.contract import short
+from misvo.errors import MisvoError, said, short
+from misvo.prompts import as_messages, as_text, is_chat
 
 READS = ("chat", "pair", "response")
 
@@ -72,7 +71,7 @@ class RewardModel:
                     name, dtype=dtype, output_loading_info=True, **source
                 )
         except Exception as error:  # a hub, a disk, a format: each has errors of its own
-            reason = short(str(error).strip() or type(error).__name__, 160)
+            reason = short(said(error), 160)
             raise MisvoError(f"no reward model could be loaded from {str(name)!r}: {reason}") from error
         if report["missing_keys"]:  # transformers fills them with random numbers
             missing = short(", ".join(sorted(report["missing_keys"])))
@@ -145,11 +144,9 @@ class RewardModel:
         if self.reads == "response":
             encoded = self.tokenizer(response, verbose=False)
         elif self.reads == "pair":
-            text = "\n".join(message["content"] for message in prompt) if is_chat(prompt) else prompt
-            encoded = self.tokenizer(text, response, verbose=False)
+            encoded = self.tokenizer(as_text(prompt, "\n"), response, verbose=False)
         else:
-            messages = prompt if is_chat(prompt) else [{"role": "user", "content": prompt}]
-            messages = [*messages, {"role": "assistant", "content": response}]
+            messages = [*as_messages(prompt), {"role": "assistant", "content": response}]
             try:
                 text = self.tokenizer.apply_chat_template(messages, tokenize=False)
             except Exception as error:  # a template refuses in its own words

@@ -1,4 +1,4 @@
-"""What a user types for a reward, turned into one: a name, a model, an address, a function, or a sum of these.
+"""What a user types for a reward: a name, a model, an address, a function, or a sum of these.
 
     sum   = term, then any number of " + term" or " - term"      sentiment + 0.5*length:40
     term  = optional number and "*", then one of
@@ -9,7 +9,8 @@
             clip(sum, LOW, HIGH), standardise(sum)               clip(sentiment, -inf, 0.5)
 
 The sign between terms stands between spaces, and only counts where what follows reads like a term, so that
-`similarity:salt + pepper` is one reward. Nothing here imports a reward before it is asked for.
+`similarity:salt + pepper` is one reward. This file cuts a text into terms and loads what stands alone; `combine.load`
+puts them together. Nothing here imports a reward before it is asked for.
 """
 
 import importlib
@@ -19,8 +20,8 @@ import re
 import sys
 from pathlib import Path
 
-from misvo.errors import MisvoError
-from misvo.rewards.contract import Reward, as_reward, short
+from misvo.errors import MisvoError, short
+from misvo.rewards.contract import Reward, adapt
 
 # name -> (module, class, argument, what it rewards)
 EMBEDDED = {
@@ -59,19 +60,15 @@ _CALL = re.compile(r"(clip|standardi[sz]e)\((.*)\)", re.DOTALL)
 _TERM = re.compile(rf"{_WEIGHT}|clip\(|standardi[sz]e\(|(?:{'|'.join(EMBEDDED)})(?=[\s:)]|$)|[\w./~-]+:\S")
 
 
-def load(spec: str) -> Reward:
-    """A reward from `sentiment`, `hf:ID`, `http:URL`, `file.py:function`, `module:function` or a sum of such."""
-    terms = [_weighted(sign, text) for sign, text in _split(spec)]
-    if len(terms) == 1 and terms[0][0] == 1.0:
-        return _atom(terms[0][1])
-    from misvo.rewards.combine import Combined
+def terms(spec: str) -> list[tuple[float, str]]:
+    """The weights and texts of the terms of a sum, one of weight 1 where it is none."""
+    return [_weighted(sign, text) for sign, text in _split(spec)]
 
-    parts = {}
-    for _, text in terms:
-        if text in parts:
-            raise MisvoError(f"the reward {spec!r} names {text!r} twice: give it once, with one weight.")
-        parts[text] = _atom(text)
-    return Combined(parts, {text: weight for weight, text in terms})
+
+def wrapper(term: str) -> tuple[str, str] | None:
+    """("clip" or "standardise", what stands in its parentheses) of a term that wraps others, else None."""
+    call = _CALL.fullmatch(term)
+    return call and (call[1], call[2])
 
 
 def _split(spec):
@@ -93,10 +90,8 @@ def _weighted(sign, text):
     return sign * float(weight[0].rstrip(" *\t\n")), text[weight.end() :]
 
 
-def _atom(spec):
-    call = _CALL.fullmatch(spec)
-    if call:
-        return _wrapped(call[1], call[2], spec)
+def load_single(spec: str) -> Reward:
+    """The reward of a term without weight and wrapper: a name, a model, an address or a function."""
     name, colon, rest = spec.partition(":")
     if name in EMBEDDED:
         module, kind, argument, _ = EMBEDDED[name]
@@ -121,19 +116,6 @@ def _atom(spec):
     return _function(spec)
 
 
-def _wrapped(name, inside, spec):
-    from misvo.rewards.combine import Clipped, Standardised
-
-    if name != "clip":
-        return Standardised(load(inside))
-    try:
-        inner, low, high = inside.rsplit(",", 2)
-        low, high = float(low), float(high)
-    except ValueError:
-        raise MisvoError(f"write this reward as 'clip(REWARD, LOW, HIGH)', not {spec!r}.") from None
-    return Clipped(load(inner), low, high)
-
-
 def _function(spec):
     source, _, attribute = spec.rpartition(":")
     module = _load_file(source) if source.endswith(".py") else _load_module(source)
@@ -147,7 +129,7 @@ def _function(spec):
             raise MisvoError(
                 f"{attribute} of {source} could not be made: {type(error).__name__}: {short(error)}"
             ) from error
-    return as_reward(reward)
+    return adapt(reward)
 
 
 def _load_file(source):

@@ -12,11 +12,11 @@ import hashlib
 import importlib
 import json
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from misvo.errors import MisvoError
-from misvo.prompts import Prompt
+from misvo.tasks.row import CODE, Row
 
 # name -> (module, what it is); the module has read(data) -> (source, rows), and REWARD for when no other is given
 TASKS = {
@@ -28,16 +28,6 @@ TASKS = {
         "any text or JSONL file of prompts, any reward; without a file, a few of our own",
     ),
 }
-CODE = "code"  # the reward of the code tasks, which needs their columns
-
-
-@dataclass(frozen=True)
-class Row:
-    """One prompt of a task."""
-
-    id: str
-    prompt: Prompt
-    columns: dict = field(default_factory=dict)  # handed to the reward beside prompts and completions
 
 
 @dataclass(frozen=True)

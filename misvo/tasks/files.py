@@ -4,7 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
-from misvo.errors import MisvoError
+from misvo.errors import MisvoError, first_line
 
 
 def read_jsonl(path) -> list[dict]:
@@ -41,8 +41,7 @@ def read_hub(dataset: str, split: str, how_else: str) -> list[dict]:
     try:
         return list(datasets.load_dataset(dataset, split=split))
     except Exception as error:  # offline, moved, gated: each library of the stack raises its own kind
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise MisvoError(f"{dataset} could not be loaded from the hub ({reason}); {how_else}.") from error
+        raise MisvoError(f"{dataset} could not be loaded from the hub ({first_line(error)}); {how_else}.") from error
 
 
 def first_field(record: dict, names: tuple[str, ...], where: str):

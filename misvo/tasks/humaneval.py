@@ -7,9 +7,9 @@ import importlib.util
 from pathlib import Path
 
 from misvo.errors import MisvoError
-from misvo.rewards.code_humaneval import humaneval_columns, humaneval_prompt
-from misvo.tasks import CODE, Row
+from misvo.rewards.code.humaneval import humaneval_columns, humaneval_prompt
 from misvo.tasks.files import read_jsonl
+from misvo.tasks.row import CODE, Row
 
 REWARD = CODE
 

@@ -10,10 +10,10 @@ import warnings
 from pathlib import Path
 
 from misvo.errors import MisvoError
-from misvo.rewards.code_constants import constant
-from misvo.rewards.code_mbpp import mbpp_plus_columns, mbpp_plus_prompt
-from misvo.tasks import CODE, Row
+from misvo.rewards.code.constants import constant
+from misvo.rewards.code.mbpp import mbpp_plus_columns, mbpp_plus_prompt
 from misvo.tasks.files import read_hub, read_jsonl
+from misvo.tasks.row import CODE, Row
 
 REWARD = CODE
 DATASET, SPLIT = "evalplus/mbppplus", "test"

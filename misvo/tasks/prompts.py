@@ -5,8 +5,8 @@ other fields, which reach the reward as columns. A text file has one prompt a li
 from pathlib import Path
 
 from misvo.errors import MisvoError
-from misvo.tasks import Row
 from misvo.tasks.files import first_field, read_jsonl
+from misvo.tasks.row import Row
 
 REWARD = "sentiment"
 OWN = (

@@ -6,8 +6,8 @@ posts. The paper scores with Skywork-Reward-V2-Qwen3-0.6B, the reward of this ta
 
 from pathlib import Path
 
-from misvo.tasks import Row
 from misvo.tasks.files import first_field, read_hub, read_jsonl
+from misvo.tasks.row import Row
 
 REWARD = "hf:Skywork/Skywork-Reward-V2-Qwen3-0.6B"
 DATASET, SPLIT = "stanfordnlp/SHP", "test"

@@ -7,8 +7,8 @@ import time
 import warnings
 from pathlib import Path
 
-from misvo.rewards.sandbox import Calls, Limits, Program, Sandbox
-from misvo.rewards.sandbox_codec import decode, encode
+from misvo.sandbox import Calls, Limits, Program, Sandbox
+from misvo.sandbox.codec import decode, encode
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def marked(mark):
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if "sandbox_zygote" in command and f'"wall_seconds": {mark}' in command and state != "Z":
+        if "sandbox/zygote.py" in command and f'"wall_seconds": {mark}' in command and state != "Z":
             found.append(int(folder.name))
     return found
 

@@ -15,14 +15,14 @@ import sys
 import tempfile
 
 from misvo.errors import MisvoError
-from misvo.rewards.sandbox_codec import NotPlain, loads
+from misvo.sandbox.codec import NotPlain, loads
 
-_ZYGOTE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sandbox_zygote.py")
+_ZYGOTE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "zygote.py")
 _START_SECONDS = 60
 
 
 class Zygote:
-    """A running `sandbox_zygote`, and the socket that hands it work."""
+    """A running `zygote`, and the socket that hands it work."""
 
     def __init__(self, plan, packages, limits, bwrap=None):
         self.bubblewrap = bwrap is not None

@@ -13,7 +13,7 @@ import functools
 import os
 import struct
 
-from sandbox_kernel import call, prctl
+from .kernel import call, prctl
 
 _EPERM, _ENOSYS = 1, 38
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000

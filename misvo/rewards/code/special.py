@@ -1,7 +1,7 @@
 """The MBPP+ tasks that equality with the reference's answer would judge wrongly, by the name of their function.
 
 The names are those that EvalPlus's evaluator (0.3.1) treats apart. Two kinds:
-  - `match` compares otherwise (see `code_compare`): by elements, or by whether there is an answer at all;
+  - `match` compares otherwise (see `compare`): by elements, or by whether there is an answer at all;
   - `also` knows other right answers to an input, because the text has a second reading or the reference is wrong.
 
 Two rows are stricter than EvalPlus, which takes anything at all from are_equivalent and 0 for everything from sum_div:

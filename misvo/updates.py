@@ -62,7 +62,12 @@ def natural_vectors(direction, fisher: Product, share: float, nats: float):
 
 
 # What makes the step of a run: a step that remembers is made anew for each.
-STEPS = {"euler": lambda: euler, "proximal": lambda: proximal, "natural": lambda: natural, "dual": Dual}
+UPDATES: dict[str, Callable[[], Callable]] = {
+    "euler": lambda: euler,
+    "proximal": lambda: proximal,
+    "natural": lambda: natural,
+    "dual": Dual,
+}
 
 
 def conjugate_gradients(product: Product, target, iterations: int = 20, tolerance: float = 1e-3):

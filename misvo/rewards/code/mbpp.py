@@ -3,7 +3,7 @@
 A record has a text ("prompt"), a reference program ("canonical_solution"), inputs as JSON ("base_input",
 "plus_input"), a tolerance ("atol") and three or more assertions ("assertion"). JSON has no tuples, sets or
 complex numbers, and the record does not say how to compare. Tasks that EvalPlus compares in a way of its own
-stand in a table (`code_mbpp_special`); all else is read off the assertions:
+stand in a table (`special`); all else is read off the assertions:
   - where an assertion writes a tuple or a set and the JSON has a list, every input gets a tuple or set there;
     where it writes a number and the JSON has text, the text is read as a number;
   - `set(f(x)) == set(y)` compares sets, `assert f(x)` compares truth; and when the reference program returns
@@ -18,9 +18,9 @@ import ast
 import warnings
 
 from misvo.errors import MisvoError
-from misvo.rewards.code_constants import NotConstant, constant
-from misvo.rewards.code_mbpp_special import SPECIAL, Comparison, other_answers
-from misvo.rewards.sandbox_codec import decode, dumps, encode
+from misvo.rewards.code.constants import NotConstant, constant
+from misvo.rewards.code.special import SPECIAL, Comparison, other_answers
+from misvo.sandbox.codec import decode, dumps, encode
 
 _ASK = "Write a Python function that solves this problem. Answer with the code in one Markdown code block.\n\n"
 

@@ -1,12 +1,12 @@
 """The process that all programs are forked from: a bare interpreter that has never seen a test or an answer.
 
-`misvo.rewards.sandbox` starts one, as `python -s -S -P sandbox_zygote.py SETTINGS` with a scrubbed
-environment, and keeps it. Forking a warm interpreter costs a tenth of starting one. The zygote only passes
-file handles on: what a program gets and what it answers goes through pipes that the zygote never reads, so
-nothing of one run can be found in the next.
+`misvo.sandbox` starts one, as `python -s -S -P zygote.py SETTINGS` with a scrubbed environment, and keeps it.
+Forking a warm interpreter costs a tenth of starting one. The zygote only passes file handles on: what a program
+gets and what it answers goes through pipes that the zygote never reads, so nothing of one run can be found in
+the next.
 
-It cannot import misvo (that would bring the user's packages along), so it loads its siblings as plain
-modules.
+It cannot import misvo (that would bring the user's packages along), so it makes a bare package of this folder
+and takes its siblings from there.
 """
 
 import gc
@@ -16,15 +16,14 @@ import os
 import signal
 import socket
 import sys
+import types
 
-# Last on the path, so that no sibling hides a standard module.
-sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-import sandbox_cell as cell
-import sandbox_kernel as kernel
-import sandbox_landlock as landlock
-import sandbox_seccomp as seccomp
+if __name__ == "__main__":  # run by its path: `from .` means this folder, without any `__init__`
+    __package__ = "sandbox"
+    sys.modules[__package__] = types.ModuleType(__package__)
+    sys.modules[__package__].__path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-sys.path.pop()
+from . import cell, kernel, landlock, seccomp
 
 # What answers import most: loaded once, inherited by every fork.
 _WARM = ("bisect", "cmath", "collections", "copy", "datetime", "functools", "heapq", "itertools", "math")

@@ -1,7 +1,7 @@
 """The Linux system calls behind the sandbox: namespaces, a private file system, privileges and limits.
 
 Each function does one thing, for the process that calls it, and raises OSError when the kernel refuses.
-Which of them are called, and what a refusal means, is decided in `sandbox_cell`. Python 3.11 has no
+Which of them are called, and what a refusal means, is decided in `cell`. Python 3.11 has no
 `os.unshare`, hence ctypes.
 
 Left out on purpose: control groups (they need a delegated tree that most users lack; address-space, process

@@ -14,7 +14,7 @@ import sys
 import time
 import types
 
-from sandbox_codec import decode, dumps, encode, loads
+from .codec import decode, dumps, encode, loads
 
 
 class OutOfTime(BaseException):

@@ -2,13 +2,15 @@
 
     with Sandbox() as sandbox:
         [outcome] = sandbox.run([Program("def f(x): return x + 1", "f", Calls.of([encode([41])]))])
-        outcome.answers                      # {0: 42}: trees, see sandbox_codec
+        outcome.answers                      # {0: 42}: trees, see `codec`
     isolation_report()                       # what stands between a program and this machine
 
-Each program gets a fresh process in its own user, mount, pid, network, ipc and uts namespaces (see
-`sandbox_cell`), forked from a bare interpreter (see `sandbox_zygote`) that bubblewrap starts where it is
-installed. What this machine does not allow is said once, as a warning, or is an error with
-`require_sandbox=True`.
+Each program gets a fresh process in its own user, mount, pid, network, ipc and uts namespaces (see `cell`), forked
+from a bare interpreter (see `zygote`) that bubblewrap starts where it is installed. What this machine does not
+allow is said once, as a warning, or is an error with `require_sandbox=True`.
+
+`link` is this end of the line, `codec` what travels on it; `cell`, `child`, `kernel`, `landlock` and `seccomp` run at
+the other end, where there is no misvo: they import each other by `from .`, and the standard library.
 
 Left out on purpose: systems other than Linux, and control groups.
 """
@@ -25,8 +27,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 
 from misvo.errors import MisvoError
-from misvo.rewards import sandbox_link as link
-from misvo.rewards.sandbox_codec import dumps
+from misvo.sandbox import link
+from misvo.sandbox.codec import dumps
 
 _warned = set()
 

@@ -12,7 +12,7 @@ extra. No answer raises.
 import math
 import re
 
-from misvo.rewards.sandbox_codec import NotPlain, decode, decode_scalar
+from misvo.sandbox.codec import NotPlain, decode, decode_scalar
 
 RTOL = 1e-7
 DEFAULT_ATOL = 1e-6

@@ -14,7 +14,7 @@ import contextlib
 import re
 
 from misvo.errors import MisvoError
-from misvo.rewards.sandbox_codec import dumps, encode
+from misvo.sandbox.codec import dumps, encode
 
 _ASK = "Complete this Python function. Answer with the complete code in one Markdown code block.\n\n"
 

@@ -11,7 +11,7 @@ from misvo.head import Head
 BYTES = 8 * 2**20  # of the buffer, or as much as the rows of one token take
 
 
-class Laws:
+class Projection:
     """One buffer of laws (n, V), and the places where their expected rows belong."""
 
     def __init__(self, head: Head):

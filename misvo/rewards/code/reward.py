@@ -19,21 +19,13 @@ import threading
 from dataclasses import dataclass
 
 from misvo.errors import MisvoError
-from misvo.rewards.code_compare import MATCHES
-from misvo.rewards.code_extract import extract_code, put_before
-from misvo.rewards.code_humaneval import humaneval_columns, humaneval_prompt, preamble
-from misvo.rewards.code_mbpp import mbpp_plus_columns, mbpp_plus_prompt
-from misvo.rewards.code_tests import load_tests
-from misvo.rewards.sandbox import Limits, Program, Sandbox, isolation_report
+from misvo.prompts import as_text, is_chat
+from misvo.rewards.code.compare import MATCHES
+from misvo.rewards.code.extract import extract_code, put_before
+from misvo.rewards.code.held_out import load_tests
+from misvo.rewards.code.humaneval import preamble
+from misvo.sandbox import Limits, Program, Sandbox
 
-__all__ = [
-    "CodeReward",
-    "humaneval_columns",
-    "humaneval_prompt",
-    "isolation_report",
-    "mbpp_plus_columns",
-    "mbpp_plus_prompt",
-]
 REQUIRE_SANDBOX = "MISVO_REQUIRE_SANDBOX"
 _REMEMBERED = 1 << 16
 
@@ -92,7 +84,7 @@ class CodeReward:
         for index, completion in enumerate(completions):
             row = {name: columns[name][index] for name in names}
             task = CodeTask(**{name: value for name, value in row.items() if value is not None})
-            rows.append((task, _program(task, _text(completion))))
+            rows.append((task, _program(task, _answer(completion))))
         with self._lock:
             self._score([row for row in dict.fromkeys(rows) if row not in self._scores])
             scores = [self._scores[row] for row in rows]
@@ -128,19 +120,14 @@ def _rebuild(settings):
     return CodeReward(**settings)
 
 
-def _text(completion):
-    """The text of a completion in TRL's two forms: a string, or messages of which the last is the answer."""
-    if isinstance(completion, str):
-        return completion
+def _answer(completion):
+    """The text that holds the program: of a completion of several messages, the last."""
     try:
-        text = completion[-1]["content"]
+        return as_text([completion[-1]] if is_chat(completion) else completion)
     except (TypeError, KeyError, IndexError):
-        text = None
-    if not isinstance(text, str):
         raise MisvoError(
             'A completion must be a string or a list of messages like {"role": "assistant", "content": "..."}.'
-        )
-    return text
+        ) from None
 
 
 def _program(task, text):

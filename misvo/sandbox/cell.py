@@ -5,7 +5,7 @@ for each program. The attendant makes the program's own namespaces and forks the
 and reports how it ended. It is also what enforces the two limits that are not CPU time: idleness (a program
 that sleeps) and the wall clock as a backstop.
 
-Three plans, best first; `sandbox_zygote` finds out once which one works here:
+Three plans, best first; `zygote` finds out once which one works here:
   root  namespaces by root's right; the program becomes nobody;
   user  namespaces inside a new user namespace, as any user may where the kernel allows it;
   none  no namespaces: Landlock, the system-call filter and limits are what is left.
@@ -19,10 +19,7 @@ import signal
 import socket
 import time
 
-import sandbox_child
-import sandbox_kernel as kernel
-import sandbox_landlock as landlock
-import sandbox_seccomp as seccomp
+from . import child, kernel, landlock, seccomp
 
 PLANS = ("root", "user", "none")
 _TICK = 0.2  # seconds between two looks at a program
@@ -122,9 +119,9 @@ def _program(plan, view, limits, scratch, request, result):
     try:
         confine(plan, view, limits, scratch, keep=(request, result))
         os.environ["HOME"] = os.environ["TMPDIR"] = scratch
-        job = sandbox_child.read_job(request)
+        job = child.read_job(request)
         os.write(result, b'["ready"]\n')  # the walls stand: from here on, a failure is the program's
-        sandbox_child.serve(job, result, limits)
+        child.serve(job, result, limits)
     except BaseException as error:
         os.write(result, json.dumps(["broken", repr(error)]).encode() + b"\n")
     finally:
@@ -194,6 +191,6 @@ def end_orphans():
             return
         if not children:
             return
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+        for orphan in children:
+            os.kill(orphan, signal.SIGKILL)
+            os.waitpid(orphan, 0)

@@ -5,9 +5,9 @@ Two kinds with the same face: `calls` is what every program is given, `score(out
 there is nothing to score with).
 """
 
-from misvo.rewards.code_compare import right
-from misvo.rewards.sandbox import Calls, Program
-from misvo.rewards.sandbox_codec import decode, dumps, encode, loads
+from misvo.rewards.code.compare import right
+from misvo.sandbox import Calls, Program
+from misvo.sandbox.codec import decode, dumps, encode, loads
 
 _PATIENCE = 8  # the reference solution may take this many times a program's CPU time ...
 _SLACK = 4  # ... and a program may take this many times the reference's on top of its own
@@ -47,7 +47,7 @@ class CallTests:
 
 
 class CheckTests:
-    """The assertions of the record's own check (HumanEval), see `code_humaneval`."""
+    """The assertions of the record's own check (HumanEval), see `humaneval`."""
 
     def __init__(self, task, sandbox):
         self.task, self.sandbox = task, sandbox

@@ -10,7 +10,7 @@ Standard library only.
 import ctypes
 import os
 
-from sandbox_kernel import call
+from .kernel import call
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
@@ -36,7 +36,7 @@ def version():
 
 
 def restrict(view, writable):
-    """From now on this process reads only `view` (see `sandbox_kernel.private_root`) and writes only `writable`."""
+    """From now on this process reads only `view` (see `kernel.private_root`) and writes only `writable`."""
     found = version()
     rights = (1 << 13) - 1  # version 1
     rights |= (1 << 13 if found >= 2 else 0) | (1 << 14 if found >= 3 else 0) | (1 << 15 if found >= 5 else 0)

@@ -1,0 +1,97 @@
+"""One sampled response, and which responses could have come from the reference policy."""
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from misvo.text import one_line
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One sampled response."""
+
+    step: int  # from 0
+    rollout: int
+    tokens: list[int]  # up to and with EOS
+    text: str
+    reward: float | None  # None where the reward could not score it
+    ref_logprob: float | None = None  # mean log-probability per token under the reference policy
+    token_kl: list[float] = field(default_factory=list)  # nats at each token: KL of the steered to the reference law
+
+    @property
+    def kl(self) -> float | None:
+        """How far the model was moved on the way through this response, in nats; None where that is not known."""
+        return sum(self.token_kl) if self.token_kl else None
+
+    @property
+    def distinct(self) -> float:
+        """The share of its pairs of neighbouring tokens that are not repeated; 1 for a response of one token."""
+        pairs = list(pairwise(self.tokens))
+        return len(set(pairs)) / len(pairs) if pairs else 1.0
+
+    @property
+    def stutter(self) -> float:
+        """The share of its tokens that repeat the one before them; a single one ("very very", "100") is none."""
+        repeats = sum(first == second for first, second in pairwise(self.tokens))
+        return max(0, repeats - 1) / max(1, len(self.tokens))
+
+    def __repr__(self) -> str:
+        reward, kl = (None if value is None else f"{value:.4g}" for value in (self.reward, self.kl))
+        place = f"step={self.step}, rollout={self.rollout}"
+        return f"Candidate({place}, reward={reward}, kl={kl}, text='{one_line(self.text, 60)}')"
+
+    @classmethod
+    def from_dict(cls, row: dict) -> "Candidate":
+        """From what `vars` made of one and JSON kept; KeyError or TypeError names the field that is missing or wrong.
+
+        A field with a default may be missing, as it is in files of old; what is no field is passed over.
+        """
+        optional = {"ref_logprob": None, "token_kl": []}
+        row = {**optional, **row}
+        return cls(**{name: take(row, name, holds) for name, holds in FIELDS.items()})
+
+
+def whole(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def numbers(value) -> bool:
+    return isinstance(value, list) and all(map(number, value))
+
+
+def take(row: dict, name: str, holds):
+    """An entry that must be there and be what `holds` says; KeyError or TypeError else, with its name."""
+    if not holds(row[name]):
+        raise TypeError(repr(name))
+    return row[name]
+
+
+FIELDS = {
+    "step": whole,
+    "rollout": whole,
+    "tokens": lambda value: isinstance(value, list) and all(map(whole, value)),
+    "text": lambda value: isinstance(value, str),
+    "reward": lambda value: value is None or (number(value) and math.isfinite(value)),
+    "ref_logprob": lambda value: value is None or number(value),
+    "token_kl": numbers,
+}
+
+
+def ordinary(candidates: list[Candidate], reference: list[Candidate]) -> list[Candidate]:
+    """Those whose likelihood and repetition lie within two standard deviations of the reference's own responses.
+
+    Likelihood counts on both sides: babble is less likely than the model's own words, a loop is more so. Where nothing
+    is ordinary, all candidates are returned.
+    """
+    kept = candidates
+    for measure in (lambda c: c.ref_logprob, lambda c: c.distinct, lambda c: c.stutter):
+        own = [measure(candidate) for candidate in reference]
+        middle, reach = statistics.mean(own), 2 * statistics.pstdev(own)
+        kept = [candidate for candidate in kept if abs(measure(candidate) - middle) <= reach + 1e-9]
+    return kept or candidates

@@ -1,0 +1,94 @@
+"""The rows in flight: their cache, their states, and where each of them stands."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import Cache
+
+from misvo import cache as kv
+from misvo.law_step import Group, Job
+from misvo.model import Model, Prefix
+
+
+@dataclass
+class _Rows:
+    """What is kept of the rows, in their order."""
+
+    cache: Cache
+    depths: torch.Tensor  # (B,) tokens that each row has read
+    hidden: torch.Tensor  # (B, d), the states that the next tokens are drawn from
+
+
+class Batch:
+    """Groups of rows that take a token each at every turn; groups join as a whole, and rows leave as they end."""
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.groups: list[Group] = []
+        self._live: _Rows | None = None
+
+    def __len__(self) -> int:
+        return sum(len(group.rows) for group in self.groups)
+
+    @property
+    def _rows(self) -> _Rows:
+        assert self._live is not None  # there are groups
+        return self._live
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        return self._rows.hidden
+
+    def join(self, group: Group, prefix: Prefix) -> None:
+        """Add the rows of a group, which begin behind a prompt that has been read."""
+        count, room = len(group.rows), group.job.request.max_new_tokens
+        hidden, depths = prefix.hidden.expand(count, -1), torch.full((count,), prefix.length)
+        if not self.groups:
+            self._live = _Rows(self.model.replicate(prefix, count, room), depths, hidden)
+        else:
+            rows = self._rows
+            kv.join(rows.cache, prefix.cache, count, room)
+            rows.hidden, rows.depths = torch.cat([rows.hidden, hidden]), torch.cat([rows.depths, depths])
+        self.groups = [*self.groups, group]  # last, so that a group for which there was no memory has not joined
+
+    def ends(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Which rows have drawn their last token, (B,) bool on the host: the loop's one synchronisation."""
+        last = [
+            torch.full((len(group.rows),), group.position + 1 == group.job.request.max_new_tokens)
+            for group in self.groups
+        ]
+        return torch.cat(last) | torch.isin(tokens, self.model.eos_tokens.to(tokens.device)).cpu()
+
+    def leave(self, ended: torch.Tensor) -> None:
+        """Let rows (B,) bool that have drawn their last token leave; the others move on by one position."""
+        self._keep(~ended, moved=1)
+
+    def remove(self, job: Job) -> None:
+        """Take all rows of a job out, between two turns."""
+        if self.groups:
+            others = [torch.full((len(group.rows),), group.job is not job) for group in self.groups]
+            self._keep(torch.cat(others), moved=0)
+
+    def step(self, tokens: torch.Tensor) -> None:
+        """Run the body on the last token of every row."""
+        rows = self._rows
+        rows.hidden = self.model.body_step(tokens, rows.cache, rows.depths)
+        rows.depths = rows.depths + 1
+
+    def _keep(self, stays, moved):
+        groups, start = [], 0
+        for group in self.groups:
+            own = stays[start : start + len(group.rows)]
+            start += len(group.rows)
+            if own.any():
+                groups.append(Group(group.job, group.rows[own], group.position + moved))
+        self.groups, rows = groups, self._rows
+        if not groups:
+            self._live = None
+        elif not stays.all():
+            keep = torch.nonzero(stays).squeeze(-1)
+            kv.select(rows.cache, keep)
+            columns, rows.depths = int(rows.depths.max()), rows.depths[keep]
+            rows.hidden = rows.hidden[keep.to(rows.hidden.device)]
+            if spare := columns - int(rows.depths.max()):
+                kv.trim(rows.cache, spare)

@@ -1,0 +1,167 @@
+"""The engine on transformers: continuous batching of rollouts in one process.
+
+A turn reads like the loop that it is: admit waiting rows, draw a token for every row, let ended rows leave, run the
+body on the rest. Prompts are read once, when their first request comes, and kept until they are forgotten.
+"""
+
+import time
+import warnings
+from collections import deque
+
+import torch
+
+from misvo.engine import Ticket
+from misvo.engines.batch import Batch
+from misvo.errors import MisvoError
+from misvo.footprint import MOST_ROWS
+from misvo.law_step import Group, Job, LawStep
+from misvo.model import Model, Prefix
+from misvo.rollouts import Request, Rollouts
+
+
+class TorchEngine:
+    """Decodes requests on a model, at most `max_rows` rows at a time."""
+
+    def __init__(self, model: Model, max_rows: int = MOST_ROWS):
+        self.model, self.head, self.max_rows = model, model.head, max_rows
+        self._steps, self._batch = LawStep(model.head), Batch(model)
+        self._waiting: deque[Group] = deque()
+        self._jobs: dict[Ticket, Job] = {}
+        self._prefixes: dict[tuple[int, ...], Prefix] = {}
+        self._finished: list[Ticket] = []  # that nobody was told of yet
+        self._submitted = 0
+
+    def submit(self, request: Request) -> Ticket:
+        seconds = self._read(request)
+        job = self._steps.open(request)
+        job.rollouts.prefill_seconds = seconds
+        self._submitted += 1
+        self._jobs[self._submitted] = job
+        self._wait_for(job)
+        return self._submitted
+
+    def run(self, request: Request) -> Rollouts:
+        """Decode one request to its end."""
+        ticket = self.submit(request)
+        while self.busy:
+            for finished, rollouts in self.advance():
+                if finished == ticket:
+                    return rollouts
+        raise MisvoError("the request was cancelled.")
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._batch.groups or self._waiting)
+
+    def room(self, request: Request) -> bool:
+        load = len(self._batch) + sum(len(group.rows) for group in self._waiting)
+        return load == 0 or load + len(request.rollouts) <= self.max_rows
+
+    def cancel(self, ticket: Ticket) -> None:
+        job = self._jobs.pop(ticket, None)
+        if job is None:
+            return
+        self._waiting = deque(group for group in self._waiting if group.job is not job)
+        self._steps.flush()  # other jobs' distributions may wait beside those of this one
+        self._batch.remove(job)
+
+    def forget(self, prompt: tuple[int, ...]) -> None:
+        self._prefixes.pop(prompt, None)
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._jobs.clear()
+        self._prefixes.clear()
+        self._batch = Batch(self.model)
+        self._steps.forget()
+
+    def advance(self) -> list[tuple[Ticket, Rollouts]]:
+        """One token for every row in flight; gives the requests that this token finished.
+
+        Where memory runs out, the requests in flight begin again with half as many rows at a time.
+        """
+        started, exhausted = time.perf_counter(), None
+        groups: list[Group] = []
+        try:
+            groups = self._turn()
+        except RuntimeError as error:  # what is bound in its frames is let go when this block ends
+            if not _out_of_memory(error):
+                raise
+            exhausted = str(error)
+        if exhausted is not None:
+            self._begin_again(exhausted)
+        elapsed, rows = time.perf_counter() - started, sum(len(group.rows) for group in groups)
+        for group in groups:
+            group.job.rollouts.seconds += elapsed * len(group.rows) / rows
+        finished, self._finished = self._finished, []
+        return [(ticket, self._jobs.pop(ticket).rollouts) for ticket in finished if ticket in self._jobs]
+
+    @torch.no_grad()
+    def _turn(self) -> list[Group]:
+        """One token for every row; gives the groups that took part."""
+        self._admit()
+        batch, groups = self._batch, self._batch.groups
+        if not groups:
+            return []
+        tokens = self._steps.draw(groups, batch.hidden)
+        ended = batch.ends(tokens)
+        start = 0
+        for group in groups:
+            group.job.unfinished -= int(ended[start : start + len(group.rows)].sum())
+            start += len(group.rows)
+        complete = [ticket for ticket, job in self._jobs.items() if job.unfinished == 0]
+        if complete:
+            self._steps.flush()  # before they are told to be finished: where memory runs out here, they begin again
+        self._finished += complete  # and before the body runs: where memory runs out there, these are done
+        batch.leave(ended)
+        if batch.groups:
+            batch.step(tokens[~ended])
+        elif not self._waiting:  # all requests are complete, so no distribution waits for its product either
+            self._steps.forget()
+        return groups
+
+    def _admit(self):
+        """Move waiting groups into the batch while there is room for them whole."""
+        while self._waiting:
+            group = self._waiting[0]
+            if self._batch.groups and len(self._batch) + len(group.rows) > self.max_rows:
+                return
+            self._batch.join(group, self._prefixes[group.job.request.prompt])
+            self._waiting.popleft()  # last, so that a group for which there was no memory still waits
+
+    def _wait_for(self, job):
+        whole = torch.arange(len(job.request.rollouts))
+        self._waiting.extend(Group(job, rows) for rows in whole.split(self.max_rows))
+
+    def _read(self, request) -> float:
+        """Read a prompt that was not read yet; gives the seconds that it took."""
+        if request.prompt in self._prefixes:
+            return 0.0
+        started = time.perf_counter()
+        self._prefixes[request.prompt] = self.model.prefill(request.prompt, request.max_new_tokens)
+        return time.perf_counter() - started
+
+    def _begin_again(self, reason):
+        """Halve the rows and put every request in flight back to its beginning.
+
+        Random numbers have addresses, so the tokens will be the same.
+        """
+        rows = len(self._batch) or len(self._waiting[0].rows)
+        if rows <= 1:
+            raise MisvoError(f"there is not enough memory to decode a single row of this prompt ({reason}).")
+        self.max_rows = rows // 2
+        warnings.warn(f"out of memory with {rows} rows at once: going on with {self.max_rows}.", stacklevel=3)
+        flying = [job for job in self._jobs.values() if any(group.job is job for group in self._batch.groups)]
+        kept = [group for group in self._waiting if all(group.job is not job for job in flying)]
+        self._batch = Batch(self.model)
+        self._steps.forget()
+        self._waiting = deque(Group(group.job, rows) for group in kept for rows in group.rows.split(self.max_rows))
+        for job in flying:
+            self._steps.begin_again(job)
+            self._wait_for(job)
+        if self.head.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

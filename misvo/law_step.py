@@ -1,0 +1,202 @@
+"""Hidden states to token distributions, distributions to tokens and records: one decoding step of the LM head.
+
+It knows nothing of caches, prompts or schedules, so that every engine can run it where its hidden states are. Per row
+and position it keeps d numbers (the expected head row), never V; distributions wait for their product with W until
+there are enough of them to make it worth while (`misvo.projection`).
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+
+from misvo.head import Head, Shift, centred, softmax, token_kl
+from misvo.interventions import Vectors
+from misvo.projection import Projection
+from misvo.rollouts import Request, Rollouts
+from misvo.sampling import RandomStream, Sampler
+
+
+@dataclass
+class Job:
+    """A request under way: its buffers, the keys of its races, Wu where all of its rows share it."""
+
+    request: Request
+    rollouts: Rollouts
+    keys: torch.Tensor  # (K, T)
+    shift: Shift | None
+    unfinished: int  # rows that have not ended
+
+
+@dataclass
+class Group:
+    """Rows of one job that stand at one position, and lie side by side in the batch."""
+
+    job: Job
+    rows: torch.Tensor  # indices into the job's buffers
+    position: int = 0
+
+
+@dataclass(frozen=True)
+class _Laws:
+    """What one step found for the rows of a group."""
+
+    shift: torch.Tensor | None  # Wu/τ, (V,) or (B, V)
+    partition: torch.Tensor  # A of the law, (B,)
+    ref_partition: torch.Tensor
+    kl: torch.Tensor
+
+
+class LawStep:
+    def __init__(self, head: Head):
+        self.head, self.projection = head, Projection(head)
+
+    def open(self, request: Request) -> Job:
+        """Make the buffers of a request."""
+        head, keep, rows, length = self.head, request.keep, len(request.rollouts), request.max_new_tokens
+        state, laws = (rows, length, head.hidden_size), length if keep.pool is None else keep.pool.shape[1]
+        shared = request.intervention if isinstance(request.intervention, Vectors) else None
+
+        def zeros(*shape, dtype=head.dtype):
+            return torch.zeros(*shape, dtype=dtype, device=head.device)
+
+        rollouts = Rollouts(
+            tokens=zeros(rows, length, dtype=torch.long),
+            lengths=zeros(rows, dtype=torch.long),
+            kl=zeros(rows, length),
+            logprobs=zeros(rows, length),
+            ref_logprobs=zeros(rows, length),
+            score_rows=zeros(*state) if keep.scores else None,
+            mean_probs=zeros(laws, head.vocab_size, dtype=keep.law_dtype or head.dtype) if keep.fisher else None,
+            hidden=zeros(*state, dtype=head.weight.dtype) if keep.hidden else None,
+            squares=None if request.intervention is shared else zeros(rows, length),  # both may be None
+        )
+        if keep.fisher:  # where the score and the Fisher matrix speak of the same law, one buffer serves both
+            same = keep.scores and request.sampler.samples_whole_law and keep.fisher == "steered"
+            rollouts.fisher_rows = rollouts.score_rows if same else zeros(*state)
+        keys = RandomStream(request.seed, request.prompt).keys(request.step, request.rollouts, length).to(head.device)
+        shift = None if shared is None else Shift(head, shared.free, shared.tie)
+        return Job(request, rollouts, keys, shift, unfinished=rows)
+
+    def begin_again(self, job: Job) -> None:
+        """Forget what a job has gathered; all else is written over as its rows are decoded once more."""
+        job.unfinished = len(job.request.rollouts)
+        if job.rollouts.mean_probs is not None:
+            job.rollouts.mean_probs.zero_()
+
+    def forget(self) -> None:
+        """Drop distributions that wait for their product."""
+        self.projection = Projection(self.head)
+
+    def draw(self, groups: list[Group], hidden: torch.Tensor) -> torch.Tensor:
+        """The next token of every row, (B,), from the states (B, d) of all groups in their order; records the rest."""
+        logits = self.head.logits(hidden)  # (B, V)
+        probs, tokens, wanted, start = self.projection.space(len(hidden)), [], [], 0
+        for sampler, run in groupby(groups, key=lambda group: group.job.request.sampler):
+            alike = list(run)
+            block = slice(start, start + sum(len(group.rows) for group in alike))
+            drawn, rows = self._draw_alike(sampler, alike, hidden[block], logits[block], probs[block])
+            tokens.append(drawn)
+            wanted += [(slice(start + part.start, start + part.stop), *where) for part, *where in rows]
+            start = block.stop
+        self.projection.keep(wanted, len(hidden))
+        return torch.cat(tokens)
+
+    def flush(self) -> None:
+        """Bring all records up to date; to be called before rollouts are handed out."""
+        self.projection.flush()
+
+    def _draw_alike(self, sampler: Sampler, groups, hidden, logits, probs):
+        """Tokens of groups that share a sampler, and which expected rows of their laws are still wanted, and where."""
+        if sampler.temperature != 1.0:
+            logits.div_(sampler.temperature)
+        logits, blocks = centred(logits), _blocks(groups)
+        laws = [
+            self._law(group, sampler, hidden[block], logits[block], probs[block])
+            for group, block in zip(groups, blocks, strict=True)
+        ]
+        keys = torch.cat([group.job.keys[group.rows, group.position] for group in groups])
+        tokens, kept = sampler.draw(probs, keys)
+        chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
+        rows = None  # the expected rows of a law that is not the whole one
+        if kept is not None and any(group.job.request.keep.scores for group in groups):
+            rows = self.head.project(kept) if torch.is_tensor(kept) else self.head.project_entries(kept)
+        wanted = []
+        for group, block, law in zip(groups, blocks, laws, strict=True):
+            record = {
+                "tokens": tokens[block],
+                "kl": law.kl,
+                "logprobs": chosen[block] - law.partition,
+                "ref_logprobs": chosen[block] - _at(law.shift, tokens[block]) - law.ref_partition,
+                "hidden": hidden[block],
+            }
+            if rows is not None:
+                record["score_rows"] = rows[block]
+            targets = self._record(group, record, probs[block], whole=kept is None)
+            wanted += [(block, target, (group.rows, group.position)) for target in targets]
+        return tokens, wanted
+
+    def _law(self, group, sampler, hidden, logits, probs) -> _Laws:
+        """Add a group's shift to its logits and write its law to `probs`."""
+        _, ref_partition = softmax(logits, out=probs)
+        if group.job.request.keep.fisher == "reference":
+            self._keep_mean(group, probs)
+            group.job.rollouts.fisher_rows[group.rows, group.position] = self.head.project(probs)
+        shift = self._shift(group, sampler, hidden)
+        if shift is None:
+            return _Laws(None, ref_partition, ref_partition, torch.zeros_like(ref_partition))
+        _, partition = softmax(logits.add_(shift), out=probs)
+        return _Laws(shift, partition, ref_partition, token_kl(ref_partition, partition, probs, shift))
+
+    def _shift(self, group, sampler, hidden):
+        """Wu/τ of a group, (V,) when its rows share it, (B, V) when they do not, None for the reference policy."""
+        job, position = group.job, group.position
+        if job.request.intervention is None:
+            return None
+        if job.shift is not None:
+            shift = job.shift[position] if position < len(job.shift) else None
+        else:
+            vectors = job.request.intervention.at(group.rows, position, hidden)
+            if vectors is not None:
+                vectors = vectors.to(self.head.dtype)
+                job.rollouts.squares[group.rows, position] = vectors.square().sum(-1)
+            shift = None if vectors is None else self.head.shift(vectors)
+        return shift if shift is None or sampler.temperature == 1.0 else shift / sampler.temperature
+
+    def _record(self, group, record, law, whole):
+        """Write a group's part of the record; gives the buffers whose rows Wᵀp of its law will fill."""
+        keep, out, place = group.job.request.keep, group.job.rollouts, (group.rows, group.position)
+        out.lengths[group.rows] = group.position + 1
+        for name, value in record.items():
+            buffer = getattr(out, name)
+            if buffer is not None:
+                buffer[place] = value.to(buffer.dtype)
+        targets = [out.score_rows] if keep.scores and whole else []
+        if keep.fisher == "steered":
+            self._keep_mean(group, law)
+            if out.fisher_rows is not out.score_rows:
+                targets.append(out.fisher_rows)
+        return targets
+
+    def _keep_mean(self, group, law):
+        """Add the group's share to p̄ of its position, or to the laws that positions pool."""
+        request, position = group.job.request, group.position
+        mean, pool = law.sum(0).div_(len(request.rollouts)), request.keep.pool
+        pooled = {position: 1.0} if pool is None else dict(enumerate(pool[position].tolist()))
+        for index, weight in pooled.items():
+            if weight:
+                group.job.rollouts.mean_probs[index].add_(mean, alpha=weight)
+
+
+def _blocks(groups) -> list[slice]:
+    """The part of the batch that each group occupies."""
+    blocks, start = [], 0
+    for group in groups:
+        blocks.append(slice(start, start + len(group.rows)))
+        start += len(group.rows)
+    return blocks
+
+
+def _at(shift, tokens):
+    """How far a shift moved the logits of the chosen tokens, (B,), or 0."""
+    return 0.0 if shift is None else shift.expand(len(tokens), -1).gather(-1, tokens[:, None]).squeeze(-1)

@@ -1,0 +1,164 @@
+"""The frozen model as an engine sees it: a body that turns tokens into hidden states, a linear head, ends of text.
+
+Any causal LM of transformers serves as it is: no hook, flag, seed or thread setting is changed, and at load one small
+forward pass checks that `head(body(x))` is what the model itself says.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import DynamicCache
+
+from misvo import cache as kv
+from misvo import footprint
+from misvo.errors import MisvoError
+from misvo.head import Head
+from misvo.settings import Settings, parse_bytes
+
+# Names under which configs keep a scalar on the logits, and what it multiplies them by.
+LOGIT_SCALES = {
+    "logits_scaling": lambda x: 1 / x,  # Granite
+    "logit_scale": lambda x: x,  # Cohere
+    "lm_head_multiplier": lambda x: x,  # Falcon-H1
+}
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prompt that has been read once: its tokens, its single-row cache, the state its first token is drawn from."""
+
+    tokens: tuple[int, ...]
+    cache: DynamicCache
+    hidden: torch.Tensor  # (1, d)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+class Model:
+    """A frozen causal LM of transformers and the tokens that end its responses."""
+
+    def __init__(self, model, eos_token: int | None = None, name: str | None = None):
+        if model.training:
+            raise MisvoError(
+                "the model is in training mode, where dropout changes its answers: call model.eval() first."
+            )
+        self.model = model
+        self.name = name or getattr(model, "name_or_path", "") or type(model).__name__
+        self.config = model.config.get_text_config(decoder=True)
+        self.body = model.base_model
+        self.head = _find_head(model, self.config)
+        self.eos_tokens = torch.tensor(_eos_tokens(model, eos_token), dtype=torch.long)
+        self._check_head()
+
+    @property
+    def device(self) -> torch.device:
+        return self.body.get_input_embeddings().weight.device
+
+    @property
+    def context_length(self) -> int | None:
+        return getattr(self.config, "max_position_embeddings", None)
+
+    def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        limit = self.context_length
+        if limit is not None and prompt_tokens + max_new_tokens > limit:
+            raise MisvoError(
+                f"the prompt has {prompt_tokens} tokens and max_new_tokens is {max_new_tokens}, "
+                f"but {self.name} has a context of {limit} tokens."
+            )
+
+    @torch.no_grad()
+    def prefill(self, tokens, max_new_tokens: int) -> Prefix:
+        """Read a prompt once; every rollout of every step begins from what this returns."""
+        self.check_length(len(tokens), max_new_tokens)
+        cache = DynamicCache(config=self.model.config)
+        ids = torch.tensor([list(tokens)], device=self.device)
+        output = self.body(input_ids=ids, past_key_values=cache, use_cache=True)
+        return Prefix(tuple(tokens), output.past_key_values, output.last_hidden_state[:, -1].to(self.head.device))
+
+    def body_step(self, tokens, cache, depths: torch.Tensor) -> torch.Tensor:
+        """One more token for every row, (B,) -> (B, d); `depths` (B,) says how many tokens each row has read."""
+        if cache.slots is not None:  # rows stand in the cache in an order of its own
+            order = cache.slots.argsort()
+            tokens, depths = tokens[order.to(tokens.device)], depths[order]
+        mask = None
+        if cache.columns is not None:
+            cache.columns.stand_at(depths)
+        elif (pads := int(depths.max()) - depths).any():  # rows of one length need no mask
+            mask = (torch.arange(int(depths.max()) + 1) >= pads[:, None]).long().to(self.device)
+        output = self.body(
+            input_ids=tokens.to(self.device)[:, None],
+            attention_mask=mask,
+            position_ids=depths.to(self.device)[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        hidden = output.last_hidden_state[:, -1].to(self.head.device)
+        return hidden if cache.slots is None else hidden[cache.slots.to(hidden.device)]
+
+    def replicate(self, prefix: Prefix, rows: int, room: int):
+        """A cache of `rows` copies of a prompt that has been read, with room for so many tokens more."""
+        return kv.replicate(prefix.cache, rows, room, self.aligned_head(prefix) is not None)
+
+    def aligned_head(self, prefix: Prefix) -> int | None:
+        """The size of a head where rows of this model begin at one column (`misvo.rows`), None where they do not."""
+        if not kv.aligns(prefix.cache, getattr(self.config, "_attn_implementation", None)):
+            return None
+        return next((layer.keys.shape[-1] for layer in prefix.cache.layers if hasattr(layer, "keys")), None)
+
+    def rows_that_fit(self, prefix: Prefix | None, settings: Settings, prompts: int = 1, longest: int = 0) -> int:
+        """How many rows may decode at once within `settings.memory`, or half of what is free now.
+
+        `longest` is the length of the longest of the prompts, where it is another one than `prefix`.
+        """
+        memory = parse_bytes(settings.memory) if settings.memory else _free_memory(self.head.device) // 2
+        shape = footprint.Shape.of(self, prefix)
+        return footprint.rows_that_fit(shape, settings, max(longest, prefix.length if prefix else 0), prompts, memory)
+
+    @torch.no_grad()
+    def _check_head(self):
+        """Compare `head(body(x))` with the model's own logits on a few tokens."""
+        ids = torch.arange(1, 6, device=self.device).remainder_(self.head.vocab_size)[None]
+        hidden = self.body(input_ids=ids, use_cache=False).last_hidden_state
+        own = self.model(input_ids=ids, use_cache=False).logits.to(self.head.dtype)[0]
+        ours = self.head.logits(hidden[0]).to(own.device)
+        spread = own.abs().max().clamp(min=1e-6)
+        precision = torch.finfo(self.head.weight.dtype).eps
+        if ours.shape != own.shape or (ours - own).abs().max() > 8 * precision**0.75 * spread:
+            raise MisvoError(
+                f"the logits of {self.name} are not a linear function of its last hidden state; it cannot be steered."
+            )
+
+
+def _find_head(model, config) -> Head:
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        raise MisvoError(
+            f"this model soft-caps its logits (at {cap}), so its head is not linear and cannot be steered."
+        )
+    layer = model.get_output_embeddings()
+    if not isinstance(layer, torch.nn.Linear):
+        raise MisvoError(
+            f"the head of {type(model).__name__} is {type(layer).__name__}, not a linear layer, and cannot be steered."
+        )
+    scales = [convert(getattr(config, name)) for name, convert in LOGIT_SCALES.items() if getattr(config, name, None)]
+    return Head(layer.weight, layer.bias, scale=scales[0] if scales else 1.0)
+
+
+def _eos_tokens(model, eos_token) -> list[int]:
+    """Every token that ends a response: generation_config may list several, the tokenizer names one."""
+    config = getattr(model, "generation_config", None)
+    listed = getattr(config, "eos_token_id", None)
+    listed = listed if isinstance(listed, list) else [listed]
+    return sorted({token for token in [*listed, eos_token] if token is not None})
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "cpu" and Path("/proc/meminfo").exists():
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    return 8 * 2**30  # a machine that does not tell: assume a modest one

@@ -1,0 +1,237 @@
+"""One prompt on its way: what it wants decoded, what it learns of scores, when it is done. No model, no threads.
+
+for request in run.ask(): ...                                # decode them, in any order, on any engine
+row = run.tell(request, rollouts, responses, answer)         # the new trace row; then ask again
+run.result                                                   # at any time; whole once run.finished
+"""
+
+import itertools
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from misvo import meter
+from misvo.errors import RewardError
+from misvo.head import Head
+from misvo.methods import METHODS
+from misvo.methods.base import Context, Method, Scores, Update
+from misvo.numbers import as_numbers
+from misvo.prompts import Prompt
+from misvo.result import Candidate, Result
+from misvo.rollouts import Keep, Request, Rollouts
+from misvo.sampling import Sampler
+from misvo.scoring import Answer
+from misvo.settings import Settings
+from misvo.steering import Steering
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The rollouts of a request as token ids and as texts."""
+
+    tokens: list[list[int]]
+    texts: list[str]
+
+
+class Words(Protocol):
+    """What a run needs to know of a model beside its head: how it is called, and what its tokens mean."""
+
+    name: str
+
+    def decode(self, tokens: list[int]) -> str: ...
+
+    def spell(self, token: int) -> str: ...
+
+
+class Run:
+    """A prompt, its method and what came of it so far."""
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        tokens: tuple[int, ...],
+        head: Head,
+        settings: Settings,
+        words: Words,
+    ):
+        self.tokens, self.head, self.settings, self.words = tokens, head, settings, words
+        self.sampler = Sampler(settings.temperature, settings.top_p, settings.greedy)
+        self._method: Method | None = METHODS[settings.method](Context(head, tokens, self.sampler, settings))
+        # Where a step may be the last one, the next is not begun before it is scored, whatever the method allows.
+        self.sequential = self.method.sequential or settings.may_stop
+        self.result = Result(prompt, settings)
+        self.finished = False
+        self._steps_left = deque(range(settings.steps))
+        self._asked: set[int] = set()  # steps that are being decoded or scored
+        self._reference: Rollouts | None = None  # rollouts of the reference policy, kept for KL_ref
+        self._measures = settings.kl_ref and not self.method.starts_at_reference  # wants rollouts for nothing else
+        self._started = 0.0  # when the first step was asked for
+
+    @property
+    def method(self) -> Method:
+        """The method, until the run has finished."""
+        assert self._method is not None
+        return self._method
+
+    @property
+    def extra(self) -> int:
+        """The step of the rollouts that only the meter wants: behind all others."""
+        return self.settings.steps
+
+    def ask(self) -> list[Request]:
+        """What can be decoded now and was not asked for before."""
+        self._started = self._started or time.perf_counter()
+        steps = []
+        if not self.sequential:
+            steps, self._steps_left = list(self._steps_left), deque()
+        elif self._steps_left and self._asked <= {self.extra}:
+            steps = [self._steps_left.popleft()]
+        if self._measures:
+            self._measures = False
+            steps.append(self.extra)
+        self._asked.update(steps)
+        return [self._request(step) for step in steps]
+
+    def outline(self) -> Request:
+        """A request of the size of a step, to ask an engine for room."""
+        return Request(self.tokens, 0, 0, range(self.settings.rollouts), self.settings.max_new_tokens, self.sampler)
+
+    def responses(self, rollouts: Rollouts) -> Responses:
+        """What rollouts say."""
+        tokens = rollouts.responses()
+        return Responses(tokens, [self.words.decode(row) for row in tokens])
+
+    def is_scored(self, request: Request) -> bool:
+        """Whether responses to a request have to be scored before they are told."""
+        return request.step != self.extra
+
+    def tell(self, request: Request, rollouts: Rollouts, responses: Responses, answer: Answer | None) -> dict | None:
+        """Learn from a step; gives its trace row, or None for rollouts that only the meter wants."""
+        self._asked.discard(request.step)
+        self.result.prefill_seconds += rollouts.prefill_seconds
+        if answer is None:
+            self._reference = rollouts
+            self.result.reference = Candidate(request.step, 0, responses.tokens[0], responses.texts[0], None)
+            row = None
+        else:
+            row = self._learn(request.step, rollouts, responses, answer)
+        if not self._asked and not self._steps_left:
+            self._finish()
+        return row
+
+    def stop(self, why: str) -> None:
+        """Ask for no further step. What is decoding may still be told."""
+        self._steps_left.clear()
+        if self.result.trace:
+            self.result.trace[-1]["note"] = why
+
+    def settle(self) -> None:
+        """Put in order what was done so far, and make the steering of the last vectors."""
+        if self.finished:
+            return
+        result, u = self.result, self.method.vectors
+        result.candidates.sort(key=lambda candidate: (candidate.step, candidate.rollout))
+        result.trace.sort(key=lambda row: row["step"])
+        highest = itertools.accumulate((row["max"] for row in result.trace), max)
+        for row, best in zip(result.trace, highest, strict=True):  # steps of best-of-n may end in any order
+            row["best"] = best
+        if u is not None:
+            metadata = {"model": self.words.name, "prompt": result.prompt, "settings": self.settings.to_dict()}
+            result.steering = Steering(u.float().cpu().contiguous(), self.head.fingerprint, self.settings.tie, metadata)
+
+    def _request(self, step) -> Request:
+        settings, method = self.settings, self.method
+        intervention, keep = None, Keep()
+        if step != self.extra:
+            proposal = method.propose(step)
+            intervention, keep = proposal.intervention, proposal.keep
+        measured = 0 if method.starts_at_reference else self.extra
+        if settings.kl_ref and step == measured and settings.method != "best-of-n":
+            keep = replace(keep, hidden=True)  # the method may want them too
+        rollouts = range(settings.rollouts)
+        return Request(
+            self.tokens, settings.seed, step, rollouts, settings.max_new_tokens, self.sampler, intervention, keep
+        )
+
+    def _learn(self, step, rollouts, responses, answer) -> dict:
+        started, result, method = time.perf_counter(), self.result, self.method
+        rewards, count = answer.rewards, len(responses.texts)
+        likely = (rollouts.ref_logprobs.sum(1) / rollouts.lengths).tolist()
+        nats = [row[:length] for row, length in zip(rollouts.kl.tolist(), rollouts.lengths.tolist(), strict=True)]
+        for index, value in enumerate(rewards):
+            tokens, text = responses.tokens[index], responses.texts[index]
+            result.candidates.append(Candidate(step, index, tokens, text, value, likely[index], nats[index]))
+        if step == 0 and method.starts_at_reference:
+            result.reference = result.candidates[-count]
+            if self.settings.kl_ref and rollouts.hidden is not None:  # of which the meter wants no more than the states
+                self._reference = replace(rollouts, score_rows=None, fisher_rows=None, mean_probs=None)
+        known = [value for value in rewards if value is not None]
+        if not known:
+            raise RewardError(f"the reward scored none of the {count} responses of step {step}: all were None.")
+        norm = 0.0 if method.vectors is None else method.vectors.norm().item()
+        update = method.update(step, rollouts, Scores(as_numbers(rewards), answer.prefixes))
+        stop = update.stop or self._enough(step)
+        if stop is not None:
+            self._steps_left.clear()
+        kl = (rollouts.kl.sum(0) / count).tolist()
+        seconds = {"decode": rollouts.seconds, "reward": answer.seconds, "update": time.perf_counter() - started}
+        row = {
+            "step": step,
+            "mean": sum(known) / len(known),
+            "max": max(known),
+            "best": max([max(known), *(row["best"] for row in result.trace[-1:])]),
+            "unscored": count - len(known),
+            "norm": norm,
+            "kl": sum(kl),
+            "kl_per_position": kl,
+            "tokens": int(rollouts.lengths.sum()),
+            "seconds": seconds,
+            **update.columns,
+        }
+        if note := stop or self._note(known, update):
+            row["note"] = note
+        if rewards.parts:
+            row["parts"] = rewards.means()
+        result.trace.append(row)
+        return row
+
+    def _note(self, known, update: Update) -> str | None:
+        if update.note is None and min(known) == max(known) and self.method.vectors is not None:
+            return "all rewards are equal: no advantage, u only decays"
+        return update.note
+
+    def _enough(self, step) -> str | None:
+        """Why the run may stop before its last step, if it may."""
+        settings, result = self.settings, self.result
+        if not self._steps_left:
+            return None
+        if settings.stop_reward is not None and result.reward >= settings.stop_reward:
+            return f"stopped: the best reward has reached {settings.stop_reward:g}"
+        if settings.patience is not None and step - result.best.step >= settings.patience:
+            return f"stopped: no better response for {settings.patience} steps"
+        spent = sum(len(candidate.tokens) for candidate in result.candidates)
+        if settings.token_budget is not None and spent >= settings.token_budget:
+            return f"stopped: {spent} tokens were sampled"
+        seconds = time.perf_counter() - self._started
+        if settings.seconds_budget is not None and seconds >= settings.seconds_budget:
+            return f"stopped after {seconds:.1f} s"
+        return None
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """Settle, measure the steering where that was asked for, and let the rest go."""
+        self.settle()
+        result, method, reference = self.result, self.method, self._reference
+        steering, temperature = method.intervention, self.settings.temperature
+        result.value = getattr(method, "value", None)
+        self._method = self._reference = None
+        del method  # what these hold is as large as what the meter needs
+        if reference is not None and steering is not None:
+            result.kl_ref = meter.kl_ref(self.head, reference, steering, temperature)
+            result.moved = meter.most_moved(
+                self.head, reference, steering, result.kl_ref, self.words.spell, temperature
+            )
+        self.finished = True

@@ -1,0 +1,78 @@
+"""Rewards beside decoding: a queue and a thread for each reward, so that none is ever called twice at the same time.
+
+What a reward raises comes out where its scores would have: in the hands of the run that asked.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from misvo import credit
+from misvo.prompts import Prompt
+from misvo.rewards import Reward, Scores, score
+
+
+@dataclass(frozen=True)
+class Question:
+    """The responses of a step, on their way to a reward."""
+
+    reward: Reward  # as it is called
+    prompt: Prompt
+    columns: dict
+    tokens: list[list[int]]
+    texts: list[str]
+    prefixes_up_to: int | None = None  # where beginnings are to be scored too: the longest response that there may be
+
+
+@dataclass(frozen=True)
+class Answer:
+    rewards: Scores
+    prefixes: torch.Tensor | None  # (K, cuts), see misvo.credit
+    seconds: float
+
+
+def answer(question: Question, decode: Callable[[list[int]], str]) -> Answer:
+    """Call the reward, on the responses and, where that is wanted, on their beginnings."""
+    started, prefixes = time.perf_counter(), None
+    rewards = score(question.reward, question.prompt, question.texts, question.tokens, question.columns)
+    if question.prefixes_up_to is not None:
+
+        def ask(beginnings):
+            texts = [decode(row) for row in beginnings]
+            return score(question.reward, question.prompt, texts, beginnings, question.columns)
+
+        prefixes = credit.prefix_rewards(question.tokens, rewards, question.prefixes_up_to, ask)
+    return Answer(rewards, prefixes, time.perf_counter() - started)
+
+
+class Scorer:
+    """Answers questions in threads of their own, or at once."""
+
+    def __init__(self):
+        self._queues: list[tuple[object, ThreadPoolExecutor]] = []
+
+    def submit(self, owner, question: Question, decode, background: bool) -> Future:
+        """Ask a reward. `owner` is the reward as the user gave it: its questions queue behind each other."""
+        if background:
+            return self._queue(owner).submit(answer, question, decode)
+        future: Future = Future()
+        try:
+            future.set_result(answer(question, decode))
+        except Exception as error:  # its owner hears of it when the future is asked, as it would from a thread
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        for _, pool in self._queues:
+            pool.shutdown(wait=True, cancel_futures=True)
+        self._queues.clear()
+
+    def _queue(self, owner):
+        for known, pool in self._queues:
+            if known is owner:
+                return pool
+        self._queues.append((owner, ThreadPoolExecutor(1, "misvo-reward")))
+        return self._queues[-1][1]

@@ -1,0 +1,299 @@
+"""Many prompts on one engine, each with its own reward and settings; prompts come and go while others decode.
+
+    session = Session(policy)
+    handle = session.add("Why?", reward, settings)
+    while session.busy:
+        for event in session.step(): ...        # one token for every row in flight
+    handle.result
+
+`misvo.steer` and `misvo.steer_many`, at the end, are a few lines on it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import Literal
+
+from misvo.engine import Engine, Ticket
+from misvo.errors import MisvoError, RewardError
+from misvo.policy import Policy
+from misvo.prompts import Prompt
+from misvo.result import Result
+from misvo.rewards import Reward, as_reward
+from misvo.rollouts import Request, Rollouts
+from misvo.run import Responses, Run
+from misvo.scoring import Question, Scorer
+from misvo.settings import Settings
+
+State = Literal["waiting", "running", "done", "failed", "cancelled"]
+OnStep = Callable[[int, dict], None]  # (index of the prompt, the new trace row)
+
+
+@dataclass(eq=False)
+class Handle:
+    """One prompt in a session. `result` grows as its run goes on, and is whole when `state` is "done"."""
+
+    run: Run
+    reward: Reward  # as it is called
+    owner: object  # the reward as the user gave it
+    columns: dict
+    state: State = "waiting"
+    error: Exception | None = None
+    _tickets: set[Ticket] = field(default_factory=set)
+
+    @property
+    def result(self) -> Result:
+        return self.run.result
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("done", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happened to a prompt: a step with its trace row, or, with none, its end."""
+
+    handle: Handle
+    row: dict | None = None
+
+
+@dataclass
+class _Scoring:
+    """A step whose responses are with the reward."""
+
+    handle: Handle
+    request: Request
+    rollouts: Rollouts
+    responses: Responses
+    future: Future
+
+
+class Session:
+    """Drives runs on an engine; where none is given, one is made at the first step that holds what was added so far."""
+
+    def __init__(self, policy: Policy, engine: Engine | None = None, background: bool | None = None):
+        self.policy, self._engine = policy, engine
+        self.background = background  # rewards in threads of their own; None: while there is more than one run
+        self._scorer = Scorer()
+        self._scoring: list[_Scoring] = []
+        self._waiting: deque[Handle] = deque()
+        self._running: list[Handle] = []
+        self._decoding: dict[Ticket, tuple[Handle, Request]] = {}
+        self._together = 1  # most runs that have decoded at once
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def add(
+        self, prompt: Prompt, reward: Reward, settings: Settings | None = None, columns: dict | None = None
+    ) -> Handle:
+        """Queue a prompt. What is wrong with it is said here, before any work."""
+        settings = settings or Settings.from_preset()
+        tokens = tuple(self.policy.encode(prompt))
+        self.policy.check_length(len(tokens), settings.max_new_tokens)
+        run = Run(prompt, tokens, self.policy.head, settings, self.policy)
+        handle = Handle(run, as_reward(reward), reward, columns or {})
+        self._waiting.append(handle)
+        return handle
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            longest = max((len(handle.run.tokens) for handle in self._waiting), default=0)
+            limits = [
+                settings.max_rows or self.policy.rows_that_fit(None, settings, len(self._waiting), longest)
+                for settings in {handle.run.settings for handle in self._waiting}
+            ]
+            self._engine = self.policy.engine(*([min(limits)] if limits else []))
+        return self._engine
+
+    def step(self) -> list[Event]:
+        """Begin what there is room for, decode a token for every row, hear what rewards have said."""
+        events: list[Event] = []
+        engine = self.engine  # made before any prompt leaves the queue, so that its rows are for all of them
+        self._begin_runs()
+        for ticket, rollouts in engine.advance() if engine.busy else []:
+            handle, request = self._decoding.pop(ticket)
+            handle._tickets.discard(ticket)
+            self._send_to_reward(handle, request, rollouts, events)
+            del rollouts  # nothing of a step that is over may be held while the next one decodes
+        self._hear_from_rewards(events)
+        return events
+
+    def cancel(self, handle: Handle) -> None:
+        """Take a prompt out: its rows leave the batch before the next token, and its memory is given back."""
+        if not handle.ended:
+            self._end(handle, "cancelled")
+
+    def close(self) -> None:
+        """Cancel what is left and wait for rewards that are being called."""
+        for handle in [*self._waiting, *self._running]:
+            self.cancel(handle)
+        self._scorer.close()
+        if self._engine is not None:
+            self._engine.close()
+
+    def _begin_runs(self):
+        while self._waiting:
+            handle = self._waiting[0]
+            crowded = len(self._running) >= 2 * self._together  # those beyond what decodes at once wait for rewards
+            if self._running and (crowded or not self.engine.room(handle.run.outline())):
+                return
+            self._waiting.popleft()
+            handle.state = "running"
+            self._running.append(handle)
+            self._submit(handle, handle.run.ask())
+
+    def _submit(self, handle, requests):
+        for request in requests:
+            ticket = self.engine.submit(request)
+            self._decoding[ticket] = (handle, request)
+            handle._tickets.add(ticket)
+        self._together = max(self._together, sum(bool(other._tickets) for other in self._running))
+
+    def _send_to_reward(self, handle, request, rollouts, events):
+        run, responses = handle.run, handle.run.responses(rollouts)
+        if not run.is_scored(request):
+            run.tell(request, rollouts, responses, None)
+            return self._go_on(handle, events)
+        wants = run.method.wants_prefixes
+        prefixes = wants == "always" or (wants == "cheap" and getattr(handle.reward, "scores_prefixes", False))
+        length = run.settings.max_new_tokens if prefixes else None
+        question = Question(handle.reward, run.result.prompt, handle.columns, responses.tokens, responses.texts, length)
+        alone = len(self._running) + len(self._waiting) == 1
+        background = not alone if self.background is None else self.background
+        future = self._scorer.submit(handle.owner, question, run.words.decode, background)
+        self._scoring.append(_Scoring(handle, request, rollouts, responses, future))
+        return None
+
+    def _hear_from_rewards(self, events):
+        """Take what is ready; where there is nothing to decode, wait for the first."""
+        if self._scoring and not self.engine.busy:
+            wait([scoring.future for scoring in self._scoring], return_when=FIRST_COMPLETED)
+        ready = [scoring for scoring in self._scoring if scoring.future.done()]
+        self._scoring = [scoring for scoring in self._scoring if not scoring.future.done()]
+        while ready:
+            scoring = ready.pop(0)
+            handle = scoring.handle
+            if not handle.ended:
+                self._learn(scoring, events)
+                self._go_on(handle, events)
+            del scoring
+
+    def _learn(self, scoring, events):
+        handle = scoring.handle
+        try:
+            answer = scoring.future.result()
+            row = handle.run.tell(scoring.request, scoring.rollouts, scoring.responses, answer)
+        except RewardError as error:
+            handle.run.settle()
+            error.result, handle.error = handle.result, error
+            self._end(handle, "failed")
+            events.append(Event(handle))
+        else:
+            events.append(Event(handle, row))
+
+    def _go_on(self, handle, events):
+        """Let a run ask for its next step, or end."""
+        if handle.ended:
+            return
+        if handle.run.finished:
+            self._end(handle, "done")
+            events.append(Event(handle))
+        else:
+            self._submit(handle, handle.run.ask())
+
+    def _end(self, handle, state: State):
+        for ticket in handle._tickets:
+            self.engine.cancel(ticket)
+            del self._decoding[ticket]
+        handle._tickets.clear()
+        handle.state = state
+        self._waiting = deque(other for other in self._waiting if other is not handle)
+        self._running = [other for other in self._running if other is not handle]
+        others = [*self._waiting, *self._running]
+        if self._engine is not None and all(other.run.tokens != handle.run.tokens for other in others):
+            self._engine.forget(handle.run.tokens)
+
+
+def steer(
+    policy: Policy,
+    prompt: Prompt,
+    reward: Reward,
+    *,
+    settings: Settings | None = None,
+    columns: dict | None = None,
+    on_step: OnStep | None = None,
+    **options,
+) -> Result:
+    """Optimise steering vectors for one prompt and return the best response seen.
+
+    `options` are `preset`, "auto" (no tuning: the default) or "paper" (Algorithm 1 as printed), and any field of
+    `misvo.Settings`; `settings` is such an object in their place. `columns` is a dict handed to the reward beside
+    prompts and completions; `on_step(index, row)` is called with each new trace row.
+
+    A trace row has: step, mean, max and best reward, unscored (how many rewards were None), norm of u and sequence
+    KL of the policy that was sampled (kl, kl_per_position), tokens, seconds by stage, a note where something was odd.
+
+    Where a reward fails or somebody presses Ctrl-C, the RewardError or KeyboardInterrupt has a `result`: what the run
+    had until then, with the vectors of its last update.
+    """
+    rows = None if columns is None else [columns]
+    try:
+        return steer_many(policy, [prompt], reward, settings=settings, columns=rows, on_step=on_step, **options)[0]
+    except KeyboardInterrupt as interrupt:
+        vars(interrupt)["result"] = vars(interrupt).get("results", [None])[0]
+        raise
+
+
+def steer_many(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    reward: Reward,
+    *,
+    settings: Settings | None = None,
+    columns: Sequence[dict] | None = None,
+    on_step: OnStep | None = None,
+    **options,
+) -> list[Result]:
+    """Steer many prompts in one batch; each gets the result that `steer` would give it alone.
+
+    A reward that fails ends its own prompt; when the others are done, its error is raised with their `results`. A
+    KeyboardInterrupt has the `results` of all, as far as they had come.
+    """
+    if settings is not None and options:
+        raise MisvoError(f"settings were given as an object, so {next(iter(options))!r} belongs into it.")
+    settings = settings or Settings.from_preset(**options)
+    if isinstance(prompts, str):
+        raise MisvoError("steer_many takes a list of prompts: use steer for a single one.")
+    if columns is not None and len(columns) != len(prompts):
+        raise MisvoError(f"there are {len(prompts)} prompts but {len(columns)} rows of columns.")
+    with Session(policy) as session:
+        handles = [
+            session.add(prompt, reward, settings, columns[index] if columns else None)
+            for index, prompt in enumerate(prompts)
+        ]
+        try:
+            while session.busy:
+                for event in session.step():
+                    if on_step is not None and event.row is not None:
+                        on_step(handles.index(event.handle), event.row)
+        except KeyboardInterrupt as interrupt:
+            for handle in handles:
+                handle.run.settle()
+            vars(interrupt)["results"] = [handle.result for handle in handles]
+            raise
+    for handle in handles:
+        if handle.error is not None:
+            handle.error.results = [other.result if other.state == "done" else None for other in handles]
+            raise handle.error
+    return [handle.result for handle in handles]
