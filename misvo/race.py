@@ -52,6 +52,10 @@ class Entries:
         rows = places // probs.shape[1]
         return cls(tuple(probs.shape), rows, places - rows * probs.shape[1], probs.reshape(-1)[places])
 
+    def only(self, chosen: torch.Tensor) -> "Entries":
+        """Those that `chosen` (n,) marks."""
+        return Entries(self.shape, self.rows[chosen], self.tokens[chosen], self.mass[chosen])
+
     def dense(self) -> torch.Tensor:
         return self.mass.new_zeros(self.shape).index_put_((self.rows, self.tokens), self.mass)
 

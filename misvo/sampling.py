@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from misvo.race import Entries, race, race_with_all_times
+from misvo.race import FLOOR, Entries, race, race_with_all_times
 
 TOKENS, NOISE = 0, 1  # separate streams for sampled tokens and for noise that a method may want
 
@@ -50,9 +50,30 @@ def nucleus(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def nucleus_entries(probs: torch.Tensor, top_p: float) -> Entries:
-    """The same law on a CPU, without its zeros."""
-    kept = Entries.where(probs.numpy() >= _threshold(probs, top_p)[:, None].numpy(), probs)
+    """The same law on a CPU, without its zeros. Few tokens are likely, and mostly the nucleus is among them."""
+    likely = Entries.where(probs.numpy() > np.float32(FLOOR), probs)
+    least = _least_likely(likely, top_p)
+    if least.all():
+        kept = likely.only(likely.mass >= least[likely.rows])
+    else:
+        kept = Entries.where(probs.numpy() >= _threshold(probs, top_p)[:, None].numpy(), probs)
     return replace(kept, mass=(kept.mass / kept.row_sums()[kept.rows]).to(probs.dtype))
+
+
+def _least_likely(likely, top_p):
+    """The least probability that is kept, (B,); 0 where the likely tokens of a row hold less than `top_p`."""
+    rows, mass = likely.rows.numpy(), likely.mass.numpy()
+    falling = mass[np.lexsort((-mass, rows))].astype(np.float64)  # row by row
+    counts = np.bincount(rows, minlength=likely.shape[0])
+    ends = np.concatenate([[0.0], falling.cumsum()])
+    starts = counts.cumsum() - counts
+    before = ends[:-1] - ends[starts][rows]  # what the more probable tokens of the same row hold
+    kept = np.bincount(rows, weights=before < top_p, minlength=likely.shape[0]).astype(np.int64)
+    reached = (ends[starts + counts] - ends[starts] >= top_p) & (kept > 0)
+    least = (
+        np.where(reached, falling[np.minimum(starts + kept, len(falling)) - 1], 0.0) if len(falling) else 0.0 * starts
+    )
+    return torch.from_numpy(least).to(likely.mass.dtype)
 
 
 def _threshold(probs, top_p):
