@@ -69,10 +69,9 @@ def _least_likely(likely, top_p):
     starts = counts.cumsum() - counts
     before = ends[:-1] - ends[starts][rows]  # what the more probable tokens of the same row hold
     kept = np.bincount(rows, weights=before < top_p, minlength=likely.shape[0]).astype(np.int64)
-    reached = (ends[starts + counts] - ends[starts] >= top_p) & (kept > 0)
-    least = (
-        np.where(reached, falling[np.minimum(starts + kept, len(falling)) - 1], 0.0) if len(falling) else 0.0 * starts
-    )
+    reached = ends[starts + counts] - ends[starts] >= top_p
+    least = np.zeros(likely.shape[0])
+    least[reached] = falling[(starts + kept)[reached] - 1]  # where something is reached, something is kept
     return torch.from_numpy(least).to(likely.mass.dtype)
 
 
