@@ -34,7 +34,7 @@ def compare(alone, together):
         "differ": 0,
         "runs that differ": 0,
         "tokens compared": 0,
-        "vectors with the same bits": 0,
+        "vectors with same bits": 0,
     }
     for one, other in zip(alone, together, strict=True):
         pairs = list(zip(one.candidates, other.candidates, strict=True))
