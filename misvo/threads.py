@@ -1,8 +1,9 @@
 """How the threads of a program of ours wait for each other. A library sets nothing: only programs call this.
 
 OpenMP's threads wait hundreds of times for every token. Threads that sleep at once lose up to half of the speed of a
-quiet machine to waking up; threads that spin without end are many times slower as soon as another process wants a core.
-A bounded number of turns is near to the best of both (`benchmarks/threads.py`, docs/speed.md).
+quiet machine to waking up; threads that spin for long were seen 25 times slower when another process wanted a core. A
+bounded number of turns lies between. Machines differ (docs/speed.md): `benchmarks/threads.py` tells what suits yours, and
+what is set in the environment stays.
 """
 
 import os
