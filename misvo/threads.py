@@ -2,8 +2,8 @@
 
 OpenMP's threads wait hundreds of times for every token. Threads that sleep at once lose up to half of the speed of a
 quiet machine to waking up; threads that spin for long were seen 25 times slower when another process wanted a core. A
-bounded number of turns lies between. Machines differ (docs/speed.md): `benchmarks/threads.py` tells what suits yours, and
-what is set in the environment stays.
+bounded number of turns lies between. Machines differ (docs/speed.md): `benchmarks/threads.py` tells what suits yours,
+and what is set in the environment stays.
 """
 
 import os
