@@ -11,9 +11,9 @@ import json
 import statistics
 import time
 
-from misvo.threads import wait_briefly
+from misvo.threads import use_free_cores
 
-wait_briefly()
+use_free_cores()
 
 import torch
 

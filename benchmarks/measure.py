@@ -10,9 +10,9 @@ import time
 from itertools import accumulate
 from pathlib import Path
 
-from misvo.threads import wait_briefly
+from misvo.threads import use_free_cores
 
-wait_briefly()
+use_free_cores()
 
 import torch
 

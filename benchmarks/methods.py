@@ -10,9 +10,9 @@ import argparse
 import json
 import time
 
-from misvo.threads import wait_briefly
+from misvo.threads import use_free_cores
 
-wait_briefly()
+use_free_cores()
 
 import misvo
 from misvo.settings import COSTS, METHODS

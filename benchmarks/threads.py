@@ -2,9 +2,10 @@
 
     python benchmarks/threads.py --json threads.json
 
-Each policy is a process of its own, because OpenMP reads it at the start. `passive` never spins, `default` spins
-without end, `spin N` turns N times before it sleeps. All are run in turn, `--rounds` times, alone and beside one
-process that keeps a core busy; told is the median, and its ratio to the best of its column.
+Each policy is a process of its own, because OpenMP reads it at the start. `passive` never spins, `default` spins for
+long, `spin N` turns N times before it sleeps, `free cores` is what the command line does (misvo/threads.py). All are
+run in turn, `--rounds` times, alone and beside one process that keeps a core busy; told is the median, and its ratio to
+the best of its column.
 """
 
 import argparse
@@ -15,7 +16,11 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+from misvo.threads import SETTINGS
+
+FREE = "free cores"
 POLICIES = {
+    FREE: {},
     "passive": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"},
     "default": {},
     "one thread": {"OMP_NUM_THREADS": "1"},
@@ -23,8 +28,12 @@ POLICIES = {
 }
 
 
-def work(rows, tokens):
+def work(rows, tokens, choose):
     """Tokens per second of plain sampling for each number of rows; runs in the process of one policy."""
+    if choose:
+        from misvo.threads import use_free_cores
+
+        use_free_cores()
     import torch  # noqa: F401 - first of all: it reads the policy of this process, which `measure` would choose
 
     from measure import PROMPTS, load, seconds  # isort: skip
@@ -53,7 +62,7 @@ def company(busy):
 
 
 def run(name, arguments):
-    environment = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    environment = {key: value for key, value in os.environ.items() if key not in SETTINGS}
     command = [
         sys.executable,
         __file__,
@@ -62,6 +71,7 @@ def run(name, arguments):
         str(arguments.tokens),
         "--rows",
         *map(str, arguments.rows),
+        *(["--choose"] if name == FREE else []),
     ]
     done = subprocess.run(command, env={**environment, **POLICIES[name]}, capture_output=True, text=True, check=True)
     return {int(rows): speed for rows, speed in json.loads(done.stdout.splitlines()[-1]).items()}
@@ -74,10 +84,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=POLICIES)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--choose", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     if arguments.work:
-        return work(arguments.rows, arguments.tokens)
+        return work(arguments.rows, arguments.tokens, arguments.choose)
     speeds = {}  # (busy, policy, rows) -> tokens per second of each round
     for busy in (False, True):
         for number in range(arguments.rounds):

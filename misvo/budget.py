@@ -18,6 +18,7 @@ import torch
 
 from misvo.head import Head, centred, log_partition, softmax, token_kl
 from misvo.rollouts import Rollouts
+from misvo.sampling import Sampler
 
 PREFIXES = 48  # of each step that a prediction looks at
 STEPS = 4  # how many steps are remembered
@@ -42,7 +43,7 @@ class _Visited:
 class KLBudget:
     head: Head
     nats: float  # per response, or per token of the step's mean length
-    temperature: float = 1.0
+    sampler: Sampler = field(default_factory=Sampler)
     per_token: bool = False
     predicted: float | None = None
     limit: float | None = None  # of the last step, per response
@@ -54,13 +55,17 @@ class KLBudget:
     def shrink(self, rollouts: Rollouts, u: torch.Tensor) -> float:
         """The largest factor α ≤ 1 for which the sequence KL of α·u is predicted to stay within the budget."""
         self._learn(rollouts)
-        self.limit = self.nats * (rollouts.lengths.double().mean().item() if self.per_token else 1.0)
+        self.limit = self.for_lengths(rollouts.lengths)
         aim, predict = self.limit / (1 + self._noise), self._predictor(u)
         factor, self.predicted = 1.0, predict(1.0)
         if self.predicted > aim:
             factor, self.predicted = _largest(predict, aim, self.predicted)
         self._foreseen = self.predicted / self._excess
         return factor
+
+    def for_lengths(self, lengths: torch.Tensor) -> float:
+        """Nats per response, where responses have these lengths."""
+        return self.nats * (lengths.double().mean().item() if self.per_token else 1.0)
 
     @property
     def _excess(self) -> float:
@@ -88,15 +93,16 @@ class KLBudget:
 
     def _predictor(self, u):
         """α -> predicted nats per response, from exact token KLs at prefixes of the last steps."""
+        temperature = self.sampler.temperature
         shared = u.stride(0) == 0  # one vector for all positions: one shift for all prefixes
-        common = self.head.shift(u[:1]).div_(self.temperature)[0] if shared else None
+        common = self.head.shift(u[:1]).div_(temperature)[0] if shared else None
         weights = [FORGET**age for age in reversed(range(len(self._visited)))]
         measured, seen, parts = 0.0, 0.0, []
         for weight, visited in zip(weights, self._visited, strict=True):
             measured, seen = measured + weight * visited.measured, seen + weight * visited.seen
             for hidden, positions in zip(visited.hidden.split(CHUNK), visited.positions.split(CHUNK), strict=True):
-                logits = centred(self.head.logits(hidden).div_(self.temperature))
-                shift = common if shared else self.head.shift(u[positions]).div_(self.temperature)
+                logits = centred(self.sampler.tempered(self.head.logits(hidden), positions))
+                shift = common if shared else self.head.shift(u[positions]).div_(temperature)
                 parts.append((weight * visited.share / sum(weights), logits, shift, log_partition(logits)))
         # What the samples say of the steps that they are from, against what those measured: accidents cancel.
         luck = min(max(measured / seen, 1 / DOUBT), DOUBT) if seen > 0 else 1.0

@@ -1,7 +1,6 @@
-"""One sampled response, and which responses could have come from the reference policy."""
+"""One sampled response, and what is known of it."""
 
 import math
-import statistics
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -19,6 +18,8 @@ class Candidate:
     reward: float | None  # None where the reward could not score it
     ref_logprob: float | None = None  # mean log-probability per token under the reference policy
     token_kl: list[float] = field(default_factory=list)  # nats at each token: KL of the steered to the reference law
+    ended: bool | None = None  # by itself, or cut off at max_new_tokens; None where that is not known
+    changed: list[int] = field(default_factory=list)  # positions where the reference draws another token, same noise
 
     @property
     def kl(self) -> float | None:
@@ -48,7 +49,7 @@ class Candidate:
 
         A field with a default may be missing, as it is in files of old; what is no field is passed over.
         """
-        optional = {"ref_logprob": None, "token_kl": []}
+        optional = {"ref_logprob": None, "token_kl": [], "ended": None, "changed": []}
         row = {**optional, **row}
         return cls(**{name: take(row, name, holds) for name, holds in FIELDS.items()})
 
@@ -80,18 +81,6 @@ FIELDS = {
     "reward": lambda value: value is None or (number(value) and math.isfinite(value)),
     "ref_logprob": lambda value: value is None or number(value),
     "token_kl": numbers,
+    "ended": lambda value: value is None or isinstance(value, bool),
+    "changed": lambda value: isinstance(value, list) and all(map(whole, value)),
 }
-
-
-def ordinary(candidates: list[Candidate], reference: list[Candidate]) -> list[Candidate]:
-    """Those whose likelihood and repetition lie within two standard deviations of the reference's own responses.
-
-    Likelihood counts on both sides: babble is less likely than the model's own words, a loop is more so. Where nothing
-    is ordinary, all candidates are returned.
-    """
-    kept = candidates
-    for measure in (lambda c: c.ref_logprob, lambda c: c.distinct, lambda c: c.stutter):
-        own = [measure(candidate) for candidate in reference]
-        middle, reach = statistics.mean(own), 2 * statistics.pstdev(own)
-        kept = [candidate for candidate in kept if abs(measure(candidate) - middle) <= reach + 1e-9]
-    return kept or candidates

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from misvo import __version__, cli_options
 from misvo.errors import MisvoError
 from misvo.settings import COSTS, LOAD_OPTIONS, METHODS, Settings
-from misvo.threads import wait_briefly
+from misvo.threads import use_free_cores
 
 
 class _Stopped(Exception):
@@ -256,7 +256,7 @@ def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
 
 def _quiet_libraries():
     """This process is ours: threads wait as suits us (before torch is imported), and libraries do not chatter."""
-    wait_briefly()
+    use_free_cores()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from misvo.settings import PRESETS, SPEED, STOPS, Settings
+from misvo.settings import PRESETS, SAMPLER, SPEED, STOPS, Settings
 
 # What everybody needs comes first; these have panels of their own in `misvo steer --help`.
 PANELS = {
@@ -33,7 +33,7 @@ def given(values: dict) -> dict:
     """The settings that the user gave, with the few that are other here."""
     names = {field.name for field in dataclasses.fields(Settings)}
     wanted = {name: value for name, value in values.items() if name in names}
-    chosen = {name: value for name, value in wanted.items() if value is not None and value is not False}
+    chosen = {name: value for name, value in wanted.items() if value not in (None, []) and value is not False}
     return {**SHORTER, **chosen}
 
 
@@ -51,7 +51,9 @@ def _parameter(field):
     if names is not None:
         about = f"{about.rstrip('.')}: {', '.join(names)}."
     default, auto = SHORTER.get(field.name, field.default), PRESETS["auto"].get(field.name)
-    if auto is not None and field.type is not bool:
+    if field.name in SAMPLER:
+        about = f"{about} [auto: as the model came; paper: {default or 'none'}]"
+    elif auto is not None and field.type is not bool:
         about = f"{about} [auto: {auto}; paper: {'none' if default is None else default}]"
     elif default is not None and field.type is not bool:
         about = f"{about} [default: {default}]"
@@ -76,5 +78,5 @@ def _panel(field):
 def _plain(kind):
     """int of `int | None`."""
     if isinstance(kind, types.UnionType):
-        return next(part for part in typing.get_args(kind) if part is not types.NoneType)
-    return kind
+        kind = next(part for part in typing.get_args(kind) if part is not types.NoneType)
+    return list[str] if typing.get_origin(kind) is tuple else kind  # a tuple of texts: an option that may come again

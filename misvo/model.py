@@ -50,8 +50,13 @@ class Model:
         self.config = model.config.get_text_config(decoder=True)
         self.body = model.base_model
         self.head = _find_head(model, self.config)
-        self.eos_tokens = torch.tensor(_eos_tokens(model, eos_token), dtype=torch.long)
+        self.ends = tuple(_eos_tokens(model, eos_token))
+        self.eos_tokens = torch.tensor(self.ends, dtype=torch.long)
         self._check_head()
+
+    def decode(self, tokens) -> str:
+        """The text of token ids: a matter of tokenizers, which `misvo.Policy` has."""
+        raise MisvoError("stop texts need a tokenizer: decode with misvo.Policy(model, tokenizer).")
 
     @property
     def device(self) -> torch.device:

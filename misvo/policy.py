@@ -11,18 +11,21 @@ from misvo.errors import MisvoError
 from misvo.footprint import MOST_ROWS
 from misvo.interventions import Vectors
 from misvo.model import Model
+from misvo.own_sampler import OwnSampler
 from misvo.prompts import Prompt, render
 from misvo.rollouts import Request
-from misvo.sampling import Sampler
-from misvo.settings import Settings
+from misvo.sampling import sampler_of
+from misvo.settings import SAMPLER, Settings
+from misvo.text import before_stop
 
 
 class Policy(Model):
     """A frozen causal LM and its tokenizer."""
 
-    def __init__(self, model, tokenizer, name: str | None = None):
+    def __init__(self, model, tokenizer, name: str | None = None, own_sampler: OwnSampler | None = None):
         super().__init__(model, getattr(tokenizer, "eos_token_id", None), name)
         self.tokenizer = tokenizer
+        self.own_sampler = own_sampler or OwnSampler.of(getattr(model, "generation_config", None))
 
     @classmethod
     def from_pretrained(
@@ -65,7 +68,8 @@ class Policy(Model):
             linear.pack(model.base_model)
         if compile:
             model.base_model.compile(dynamic=True)
-        return cls(model.eval(), tokenizer, name=str(name))
+        own_sampler = embedded.MODELS[name].sampler if known else None
+        return cls(model.eval(), tokenizer, str(name), own_sampler)
 
     def __repr__(self):
         return f"Policy({self.name!r}, {self.head.vocab_size} tokens × {self.head.hidden_size})"
@@ -92,28 +96,36 @@ class Policy(Model):
         *,
         samples: int | None = None,
         max_new_tokens: int | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
         seed: int = 0,
+        strength: float = 1.0,
+        **sampler,
     ) -> str | list[str]:
         """Sample from the (steered) policy: one text, or a list of `samples` texts.
 
-        Beyond the steering's length, vectors that were tied across positions go on, and others end.
+        `sampler` is temperature, top_p, top_k, min_p, min_new_tokens and stop; what is not given is as in the run that
+        made the steering, else as the model came. `strength` multiplies the vectors. Beyond the steering's length,
+        vectors that were tied across positions go on, and others end.
         """
         if max_new_tokens is None:
             max_new_tokens = 512 if steering is None else len(steering.vectors)
         if steering is not None:
             steering.check(self)
+            steering = strength * steering
+        made_with = {} if steering is None else steering.metadata.get("settings", {})
+        sizes = {"method": "best-of-n", "rollouts": samples or 1, "max_new_tokens": max_new_tokens, "seed": seed}
+        inherited = {name: made_with[name] for name in SAMPLER if name in made_with}
+        settings = Settings.from_preset(**sizes, **{**inherited, **sampler}).for_model(self.own_sampler)
         request = Request(
             prompt=tuple(self.encode(prompt)),
             seed=seed,
             step=0,
-            rollouts=range(samples or 1),
+            rollouts=range(settings.rollouts),
             max_new_tokens=max_new_tokens,
-            sampler=Sampler(temperature, top_p),
+            sampler=sampler_of(settings, self.ends),
             intervention=None if steering is None else Vectors.by_position(steering.at(max_new_tokens)),
+            stop=settings.stop,
         )
-        sizes = Settings("best-of-n", rollouts=samples or 1, max_new_tokens=max_new_tokens, top_p=top_p)
-        rows = self.rows_that_fit(None, sizes, longest=len(request.prompt))
-        texts = [self.decode(tokens) for tokens in self.engine(rows).run(request).responses()]
+        rows = self.rows_that_fit(None, settings, longest=len(request.prompt))
+        responses = self.engine(rows).run(request).responses()
+        texts = [before_stop(self.decode(tokens), settings.stop) for tokens in responses]
         return texts if samples is not None else texts[0]

@@ -7,8 +7,8 @@ print(result.summary()); result.to_pandas()         # a notebook shows the best 
 import warnings
 from dataclasses import dataclass, field, fields
 
-from misvo import prompts, result_files, result_view
-from misvo.candidate import Candidate, number, numbers, ordinary, take
+from misvo import prompts, result_files, result_view, selection
+from misvo.candidate import Candidate, number, numbers, take
 from misvo.errors import MisvoError
 from misvo.prompts import Prompt
 from misvo.settings import Settings
@@ -49,6 +49,7 @@ class Result:
     reference: Candidate | None = None  # what the model said before any steering, where that was sampled
     value: object = None  # re-control: the value network, ready for save_pretrained
     prefill_seconds: float = 0.0
+    pieces: list[str] = field(default_factory=list)  # the texts of the tokens of `best`
 
     @property
     def best(self) -> Candidate:
@@ -57,10 +58,22 @@ class Result:
         scored = [candidate for candidate in self.candidates if candidate.reward is not None]
         if not scored:
             raise MisvoError("no response of this run has a reward.")
+        return self._chosen(scored)
+
+    @property
+    def highest(self) -> Candidate:
+        """The candidate with the highest reward of all, which `best` may have passed over."""
+        return max((c for c in self.candidates if c.reward is not None), key=lambda candidate: candidate.reward)
+
+    @property
+    def unsteered(self) -> Candidate | None:
+        """The best of the first step's responses, chosen as `best` is, where that step sampled the model as it was."""
+        first = [candidate for candidate in self.candidates if candidate.step == 0 and candidate.reward is not None]
+        return self._chosen(first) if first and self.settings.starts_at_reference else None
+
+    def _chosen(self, scored):
         reference = [candidate for candidate in self.candidates if candidate.step == 0]
-        if self.settings.select == "ordinary" and reference:  # a run that was cut short may lack it
-            scored = ordinary(scored, reference)
-        return max(scored, key=lambda candidate: candidate.reward)
+        return selection.best(scored, reference if self.settings.select == "ordinary" else [])
 
     @property
     def text(self) -> str:
@@ -109,13 +122,14 @@ class Result:
             "settings": self.settings.to_dict(),
             "value_network": self.value is not None,
             "prefill_seconds": self.prefill_seconds,
+            "pieces": self.pieces,
             "trace": self.trace,
             "candidates": [vars(candidate) for candidate in self.candidates],
         }
 
     @classmethod
     def from_dict(cls, plain: dict, steering: Steering | None = None, value=None) -> "Result":
-        """What `to_dict` made, also before it knew of `token_kl`, `value_network` and `prefill_seconds`."""
+        """What `to_dict` made, also before it knew of all that it has now."""
         try:
             prompts.check(plain["prompt"])
             settings = _settings(plain["settings"])
@@ -138,6 +152,7 @@ class Result:
                 _reference(plain.get("reference"), candidates),
                 value,
                 take({"prefill_seconds": 0.0, **plain}, "prefill_seconds", number),
+                take({"pieces": [], **plain}, "pieces", _are_texts),
             )
         except MisvoError:
             raise
@@ -156,6 +171,10 @@ class Result:
             return cls.from_dict(plain, steering, value)
         except MisvoError as error:
             raise MisvoError(f"{folder} cannot be loaded: {error}") from error
+
+
+def _are_texts(value):
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _is_list(value):

@@ -1,14 +1,14 @@
 """What a result looks like: in one line, in a few lines, and as a panel in a notebook. `misvo.view` has the terminal's.
 
 Prompts and responses are the words of strangers. Here they are cut to printable lines, or escaped; nothing of them
-becomes markup, a formula (notebooks typeset what stands between dollars) or an escape sequence. A result does not hold
-the texts of single tokens, so the panel draws the KL at each token of the best response as bars beneath it, and does
-not tint its words.
+becomes markup, a formula (notebooks typeset what stands between dollars) or an escape sequence. The words of the answer
+are tinted by how far the model was moved at each of them, and bars beneath it show the same.
 """
 
 import math
 from html import escape
 
+from misvo.story import story, warmth
 from misvo.text import one_line
 
 MEAN, BEST, KL = "#8a8a8a", "#2e8b57", "#b5651d"  # colours that go with light and dark pages
@@ -33,10 +33,10 @@ def summary(result) -> str:
     from misvo.view import sparkline
 
     trace, rows = result.trace, [("prompt", one_line(_prompt(result), 90))]
-    for name, candidate in (("best", best_of(result)), ("reference", result.reference)):
+    for name, candidate in (("answer", best_of(result)), ("unsteered", _plain(result))):
         if candidate is not None:
             rows.append((name, f"{_scores(candidate)}: {one_line(candidate.text, 90)}"))
-    for name, title in (("mean", "mean reward"), ("best", "best reward"), ("kl", "sequence KL")):
+    for name, title in (("mean", "mean reward"), ("best", "highest"), ("kl", "sequence KL")):
         values = [row[name] for row in trace]
         if values:
             curve = sparkline(values) if math.isfinite(sum(map(abs, values))) else ""
@@ -49,16 +49,17 @@ def summary(result) -> str:
     seconds = result.prefill_seconds + sum(sum(row["seconds"].values()) for row in trace)
     work = f"{len(result.candidates)} responses in {len(trace)} steps, {tokens} tokens, {seconds:.1f} s"
     rows.append((result.settings.method, work))
-    return "\n".join(f"{title:<12} {text}" for title, text in rows)
+    return "\n".join([*(f"{title:<12} {text}" for title, text in rows), *story(result)])
 
 
 def panel(result) -> str:
     """Self-contained HTML without scripts: both responses, the course of the reward, the KL at each token."""
     best, cells = best_of(result), []
-    for title, colour, candidate in (("best", BEST, best), ("reference", MEAN, result.reference)):
+    for title, colour, candidate in (("answer", BEST, best), ("without steering", MEAN, _plain(result))):
         if candidate is not None:
             heading = f'<b style="color:{colour}">{title}: {_scores(candidate)}</b>'
-            cells.append(f'<td style="{BOX};width:50%">{heading}{_words(candidate.text)}</td>')
+            words = _tinted(result) if candidate is best and result.pieces else _words(candidate.text)
+            cells.append(f'<td style="{BOX};width:50%">{heading}{words}</td>')
     pictures = [
         _picture("reward by step: mean (grey) and best (green)", _curves(result.trace)),
         _picture("KL at each token of the best response", _bars(best.token_kl if best is not None else [])),
@@ -72,6 +73,7 @@ def panel(result) -> str:
         '<div class="tex2jax_ignore mathjax_ignore" style="max-width:60em">'
         f'<div style="font-style:italic">{_words(_prompt(result))}</div>'
         f'<table style="width:100%;border-spacing:.4em;border-collapse:separate"><tr>{"".join(cells)}</tr></table>'
+        f"<div>{escape(' '.join(story(result)))}</div>"
         f"<div>{''.join(pictures)}</div><div>{escape(result.settings.method)}: {', '.join(facts)}</div></div>"
     )
 
@@ -79,6 +81,20 @@ def panel(result) -> str:
 def best_of(result):
     """The best response, or None where nothing has a reward."""
     return result.best if any(candidate.reward is not None for candidate in result.candidates) else None
+
+
+def _plain(result):
+    """The best response of plain sampling, or the one that was sampled for comparison."""
+    return result.unsteered or result.reference
+
+
+def _tinted(result) -> str:
+    """The answer, each token on a ground that is the warmer the further the model was moved there."""
+    spans = [
+        f'<span style="background:rgba(255,140,0,{warmth(nats):.2f})" title="{nats:.3f} nats">{escape(piece)}</span>'
+        for piece, nats in zip(result.pieces, result.best.token_kl, strict=False)
+    ]
+    return f'<div style="{TEXT}"><bdi>{"".join(spans)}</bdi></div>'
 
 
 def _prompt(result) -> str:

@@ -34,6 +34,7 @@ class Request:
     sampler: Sampler = field(default_factory=Sampler)
     intervention: Intervention | None = None  # None: the reference policy
     keep: Keep = field(default_factory=Keep)
+    stop: tuple[str, ...] = ()  # texts that end a response, where they stand in it
 
 
 @dataclass
@@ -45,6 +46,8 @@ class Rollouts:
     kl: torch.Tensor  # (K, T) exact token KL to the reference at each visited prefix, untruncated laws
     logprobs: torch.Tensor  # (K, T) of the sampled token under the steered law, untruncated
     ref_logprobs: torch.Tensor  # (K, T) of the sampled token under the reference law, untruncated
+    ended: torch.Tensor | None = None  # (K,) bool, whether a row ended by itself and was not cut off
+    changed: torch.Tensor | None = None  # (K, T) bool, where the reference law draws another token from the same race
     score_rows: torch.Tensor | None = None  # m of the law sampled from (K, T, d)
     fisher_rows: torch.Tensor | None = None  # m of the untruncated law (K, T, d)
     mean_probs: torch.Tensor | None = None  # p̄ (T, V), or pooled over positions (P, V)

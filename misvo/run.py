@@ -22,10 +22,11 @@ from misvo.numbers import as_numbers
 from misvo.prompts import Prompt
 from misvo.result import Candidate, Result
 from misvo.rollouts import Keep, Request, Rollouts
-from misvo.sampling import Sampler
+from misvo.sampling import sampler_of
 from misvo.scoring import Answer
 from misvo.settings import Settings
 from misvo.steering import Steering
+from misvo.text import before_stop, pieces
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Words(Protocol):
     """What a run needs to know of a model beside its head: how it is called, and what its tokens mean."""
 
     name: str
+    ends: tuple[int, ...]  # the tokens that end its responses
 
     def decode(self, tokens: list[int]) -> str: ...
 
@@ -58,7 +60,7 @@ class Run:
         words: Words,
     ):
         self.tokens, self.head, self.settings, self.words = tokens, head, settings, words
-        self.sampler = Sampler(settings.temperature, settings.top_p, settings.greedy)
+        self.sampler = sampler_of(settings, words.ends)
         self._method: Method | None = METHODS[settings.method](Context(head, tokens, self.sampler, settings))
         # Where a step may be the last one, the next is not begun before it is scored, whatever the method allows.
         self.sequential = self.method.sequential or settings.may_stop
@@ -102,7 +104,8 @@ class Run:
     def responses(self, rollouts: Rollouts) -> Responses:
         """What rollouts say."""
         tokens = rollouts.responses()
-        return Responses(tokens, [self.words.decode(row) for row in tokens])
+        texts = [before_stop(self.words.decode(row), self.settings.stop or ()) for row in tokens]
+        return Responses(tokens, texts)
 
     def is_scored(self, request: Request) -> bool:
         """Whether responses to a request have to be scored before they are told."""
@@ -138,6 +141,8 @@ class Run:
         highest = itertools.accumulate((row["max"] for row in result.trace), max)
         for row, best in zip(result.trace, highest, strict=True):  # steps of best-of-n may end in any order
             row["best"] = best
+        if any(candidate.reward is not None for candidate in result.candidates):
+            result.pieces = pieces(result.best.tokens, self.words.decode)
         if u is not None:
             metadata = {"model": self.words.name, "prompt": result.prompt, "settings": self.settings.to_dict()}
             result.steering = Steering(u.float().cpu().contiguous(), self.head.fingerprint, self.settings.tie, metadata)
@@ -153,7 +158,15 @@ class Run:
             keep = replace(keep, hidden=True)  # the method may want them too
         rollouts = range(settings.rollouts)
         return Request(
-            self.tokens, settings.seed, step, rollouts, settings.max_new_tokens, self.sampler, intervention, keep
+            self.tokens,
+            settings.seed,
+            step,
+            rollouts,
+            settings.max_new_tokens,
+            self.sampler,
+            intervention,
+            keep,
+            settings.stop or (),
         )
 
     def _learn(self, step, rollouts, responses, answer) -> dict:
@@ -161,9 +174,12 @@ class Run:
         rewards, count = answer.rewards, len(responses.texts)
         likely = (rollouts.ref_logprobs.sum(1) / rollouts.lengths).tolist()
         nats = [row[:length] for row, length in zip(rollouts.kl.tolist(), rollouts.lengths.tolist(), strict=True)]
+        ended = [None] * count if rollouts.ended is None else rollouts.ended.tolist()
+        changed = torch.zeros(count, 1) if rollouts.changed is None else rollouts.changed
         for index, value in enumerate(rewards):
             tokens, text = responses.tokens[index], responses.texts[index]
-            result.candidates.append(Candidate(step, index, tokens, text, value, likely[index], nats[index]))
+            known_of_it = (likely[index], nats[index], ended[index], torch.nonzero(changed[index])[:, 0].tolist())
+            result.candidates.append(Candidate(step, index, tokens, text, value, *known_of_it))
         if step == 0 and method.starts_at_reference:
             result.reference = result.candidates[-count]
             if self.settings.kl_ref and rollouts.hidden is not None:  # of which the meter wants no more than the states
@@ -182,6 +198,7 @@ class Run:
             "step": step,
             "mean": sum(known) / len(known),
             "max": max(known),
+            "spread": max(known) - min(known),
             "best": max([max(known), *(row["best"] for row in result.trace[-1:])]),
             "unscored": count - len(known),
             "norm": norm,
@@ -200,7 +217,7 @@ class Run:
 
     def _note(self, known, update: Update) -> str | None:
         if update.note is None and min(known) == max(known) and self.method.vectors is not None:
-            return "all rewards are equal: no advantage, u only decays"
+            return "all rewards are equal: nothing to learn from this step"
         return update.note
 
     def _enough(self, step) -> str | None:
@@ -225,13 +242,11 @@ class Run:
         """Settle, measure the steering where that was asked for, and let the rest go."""
         self.settle()
         result, method, reference = self.result, self.method, self._reference
-        steering, temperature = method.intervention, self.settings.temperature
+        steering, sampler = method.intervention, self.sampler
         result.value = getattr(method, "value", None)
         self._method = self._reference = None
         del method  # what these hold is as large as what the meter needs
         if reference is not None and steering is not None:
-            result.kl_ref = meter.kl_ref(self.head, reference, steering, temperature)
-            result.moved = meter.most_moved(
-                self.head, reference, steering, result.kl_ref, self.words.spell, temperature
-            )
+            result.kl_ref = meter.kl_ref(self.head, reference, steering, sampler)
+            result.moved = meter.most_moved(self.head, reference, steering, result.kl_ref, self.words.spell, sampler)
         self.finished = True

@@ -9,6 +9,7 @@
 `misvo.steer` and `misvo.steer_many`, at the end, are a few lines on it.
 """
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -24,7 +25,7 @@ from misvo.rewards import Reward, as_reward
 from misvo.rollouts import Request, Rollouts
 from misvo.run import Responses, Run
 from misvo.scoring import Question, Scorer
-from misvo.settings import Settings
+from misvo.settings import SAMPLER, Settings
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 OnStep = Callable[[int, dict], None]  # (index of the prompt, the new trace row)
@@ -93,7 +94,10 @@ class Session:
         self, prompt: Prompt, reward: Reward, settings: Settings | None = None, columns: dict | None = None
     ) -> Handle:
         """Queue a prompt. What is wrong with it is said here, before any work."""
-        settings = settings or Settings.from_preset()
+        settings, own = settings or Settings.from_preset(), self.policy.own_sampler
+        if own.note is not None and any(getattr(settings, name) is None for name in SAMPLER):
+            warnings.warn(own.note, stacklevel=4)
+        settings = settings.for_model(own)
         tokens = tuple(self.policy.encode(prompt))
         self.policy.check_length(len(tokens), settings.max_new_tokens)
         run = Run(prompt, tokens, self.policy.head, settings, self.policy)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from misvo.errors import MisvoError
+from misvo.own_sampler import NOT_TAKEN_OVER, OwnSampler
 
 # What each name stands for, in the words of `misvo list`. The classes live in misvo.methods and misvo.cost.
 METHODS = {
@@ -62,16 +63,18 @@ SPEED = ("max_rows", "memory")
 # Rules that may end a run before its last step.
 STOPS = ("stop_reward", "patience", "token_budget", "seconds_budget")
 
+# How tokens are drawn. None means: as the model came (its generation_config, see misvo.own_sampler).
+SAMPLER = ("temperature", "top_p", "top_k", "min_p", "min_new_tokens", "stop")
+
 # What `preset` stands for. Anything given beside it wins over it.
 PRESETS = {
     "auto": {
+        **dict.fromkeys(SAMPLER),
         "tie": "shared",
         "step": "dual",
         "standardize": True,
         "credit": "cheap",
-        "step_nats": 3.0,
-        "kl_budget": 10.0,
-        "top_p": 0.95,
+        "kl_budget_per_token": 0.1,
         "select": "ordinary",
     },
     "paper": {},  # Algorithm 1 as printed
@@ -127,8 +130,12 @@ class Settings:
     penalty: float | None = option(
         None, "λ, instead of a budget. [misvo: 1; aisp: 0.1]", NOT_NEGATIVE, methods=("misvo", "aisp")
     )
-    temperature: float = option(1.0, "Sampling temperature.", POSITIVE)
-    top_p: float = option(1.0, "Keep the most probable tokens of this mass.", SHARE)
+    temperature: float | None = option(1.0, "Sampling temperature.", POSITIVE)
+    top_p: float | None = option(1.0, "Keep the most probable tokens of this mass.", SHARE)
+    top_k: int | None = option(0, "Keep so many of the most probable tokens; 0 keeps all.", INDEX)
+    min_p: float | None = option(0.0, "Keep tokens with this share of the largest probability.", FROM_0_TO_1)
+    min_new_tokens: int | None = option(0, "No response ends before so many tokens.", INDEX)
+    stop: tuple[str, ...] | None = option((), "A text that ends a response and is cut off it.")
     seed: int = option(0, "The result is a function of this, the prompt and the settings.", INDEX)
     kl_ref: bool = option(False, "Measure KL_ref (eq:kl-estimator) on reference rollouts at the end.")
     max_rows: int | None = option(None, "Rows decoded at once. None: what fits memory.", COUNT)
@@ -140,7 +147,9 @@ class Settings:
     step: str = option("euler", "How a gradient becomes a step.", names=STEPS, methods=MISVO)
     standardize: bool = option(False, "Advantages in standard deviations of the rewards so far.", methods=MISVO)
     credit: str = option("response", "What a token earns.", names=CREDITS, methods=MISVO)
-    step_nats: float = option(0.5, "Size of a natural or dual step, ½ sᵀFs.", POSITIVE, methods=MISVO)
+    step_nats: float | None = option(
+        None, "Size of a natural or dual step, ½ sᵀFs. None: a third of the budget, or 0.5.", POSITIVE, methods=MISVO
+    )
     damping: float = option(
         0.1, "Of those steps: share of the direction's curvature that is added to F.", NOT_NEGATIVE, methods=MISVO
     )
@@ -178,8 +187,13 @@ class Settings:
             _check(field, getattr(self, field.name))
         if self.memory is not None:
             parse_bytes(self.memory)
-        starts_elsewhere = self.method == "aisp" or (self.method == "re-control" and self.value is not None)
-        if self.select == "ordinary" and starts_elsewhere:
+        if self.stop is not None:
+            object.__setattr__(self, "stop", _texts("stop", self.stop))
+        if self.min_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise MisvoError(
+                f"min_new_tokens is {self.min_new_tokens}, above max_new_tokens, which is {self.max_new_tokens}."
+            )
+        if self.select == "ordinary" and not self.starts_at_reference:
             what = "aisp" if self.method == "aisp" else "re-control with a fitted network"
             raise MisvoError(
                 f"select='ordinary' compares with the first step, which {what} does not take at the reference."
@@ -216,6 +230,8 @@ class Settings:
         """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
+            if name in NOT_TAKEN_OVER:
+                raise MisvoError(f"{name} is not a function of the next token's distribution alone: it cannot be had.")
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}."
@@ -229,17 +245,26 @@ class Settings:
                 raise MisvoError(f"{name} is no option of {method}, which has {has}.")
         chosen = dict(PRESETS[preset])
         if method != "misvo":
-            chosen = {name: value for name, value in chosen.items() if name == "top_p"}
-        if options.get("penalty") is not None or options.get("kl_budget_per_token") is not None:
-            chosen.pop("kl_budget", None)  # they take the budget's place
+            chosen = {name: value for name, value in chosen.items() if name in SAMPLER}
+        if options.get("penalty") is not None or options.get("kl_budget") is not None:
+            chosen.pop("kl_budget_per_token", None)  # they take the budget's place
         if options.get("cost") == "none":
             chosen.pop("step", None)  # without a metric there is no natural step
         return cls(**{**chosen, **options})
+
+    def for_model(self, own: OwnSampler) -> "Settings":
+        """These settings with the model's own sampler in the place of every None."""
+        return dataclasses.replace(self, **own.resolve({name: getattr(self, name) for name in SAMPLER}))
 
     @property
     def may_stop(self) -> bool:
         """Whether some rule may end the run before its last step."""
         return any(getattr(self, name) is not None for name in STOPS)
+
+    @property
+    def starts_at_reference(self) -> bool:
+        """Whether the first step samples from the model as it is."""
+        return self.method in ("misvo", "best-of-n") or self.collecting_steps > 0
 
     @property
     def collecting_steps(self) -> int:
@@ -249,7 +274,9 @@ class Settings:
         return self.value_steps or max(1, self.steps // 2)
 
     def to_dict(self) -> dict:
-        return dataclasses.asdict(self)
+        """Plain data, as JSON has it."""
+        plain = dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
 
 
 def options_of(method: str) -> list[str]:
@@ -289,6 +316,14 @@ def _check(field, value):
     if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value) or not limit.admits(value):
         kind = "a whole number of" if whole else "a number"
         raise MisvoError(f"{field.name} must be {kind} {limit.wish}, not {value!r}.")
+
+
+def _texts(name, value) -> tuple[str, ...]:
+    """One text or several, as a tuple."""
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
+        raise MisvoError(f"{name} must be a text or a list of texts, not {value!r}.")
+    return tuple(texts)
 
 
 def _one_of(name, value, known):

@@ -1,17 +1,40 @@
-"""How the threads of a program of ours wait for each other. A library sets nothing: only programs call this.
+"""How many threads a program of ours uses: as many as there are cores that nobody else keeps busy.
 
-OpenMP's threads wait hundreds of times for every token. Threads that sleep at once lose up to half of the speed of a
-quiet machine to waking up; threads that spin for long were seen 25 times slower when another process wanted a core. A
-bounded number of turns lies between. Machines differ (docs/speed.md): `benchmarks/threads.py` tells what suits yours,
-and what is set in the environment stays.
+OpenMP's threads meet hundreds of times for every token, and wait for the slowest. On a quiet machine as many threads as
+cores, spinning while they wait, are the quickest; beside a process that keeps a core busy they are two to six times
+slower than one thread less (docs/speed.md, `benchmarks/threads.py`). So a program looks around before it imports torch.
+A library sets nothing: only programs call this, and what is set in the environment stays.
 """
 
 import os
+import time
+from pathlib import Path
 
-SPINS = "20000"
+LOOK = 0.1  # seconds
+SETTINGS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+STAT = Path("/proc/stat")
 
 
-def wait_briefly() -> None:
-    """To be called before torch is imported; what the user has set stays."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+def use_free_cores() -> None:
+    """Leave cores to those who are at work on them. To be called before torch is imported."""
+    if any(name in os.environ for name in SETTINGS) or not STAT.exists():
+        return
+    cores, busy = len(os.sched_getaffinity(0)), busy_cores()
+    if round(busy) >= 1:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cores - round(busy)))
+
+
+def busy_cores() -> float:
+    """How many cores are at work now, this process not counted."""
+    before, own = _ticks(), time.process_time()
+    time.sleep(LOOK)
+    idle, whole = (after - then for after, then in zip(_ticks(), before, strict=True))
+    share = (time.process_time() - own) / LOOK
+    return max(0.0, os.cpu_count() * (1 - idle / max(1, whole)) - share)
+
+
+def _ticks() -> tuple[int, int]:
+    """Of all cores together since the start: ticks in which they were idle, and all ticks."""
+    first = STAT.read_text().split("\n", 1)[0]
+    user, nice, system, idle, waiting, *rest = map(int, first.split()[1:9])
+    return idle + waiting, user + nice + system + idle + waiting + sum(rest)

@@ -13,12 +13,12 @@ import torch
 Product = Callable[[torch.Tensor], torch.Tensor]  # c -> F c
 
 
-def euler(c, reward_gradient, penalty_gradient, fisher: Product | None, settings):
+def euler(c, reward_gradient, penalty_gradient, fisher: Product | None, settings, nats=None):
     """c + η(g − λ∇cost), eq:update."""
     return c + settings.learning_rate * (reward_gradient - settings.penalty * penalty_gradient)
 
 
-def proximal(c, reward_gradient, penalty_gradient, fisher: Product, settings):
+def proximal(c, reward_gradient, penalty_gradient, fisher: Product, settings, nats=None):
     """(I + ηλF) c⁺ = c + η(g − λ(∇cost − F c)): what of the penalty is F c is taken at the new point."""
     rate, weight = settings.learning_rate, settings.penalty
     explicit = penalty_gradient - fisher(c)  # the suffix term of sequence-kl; zero for the Fisher costs
@@ -26,28 +26,28 @@ def proximal(c, reward_gradient, penalty_gradient, fisher: Product, settings):
     return conjugate_gradients(lambda x: x + rate * weight * fisher(x), target)
 
 
-def natural(c, reward_gradient, penalty_gradient, fisher: Product, settings):
-    """c + s with (F + δI) s ∝ g − λ∇cost, scaled so that ½ sᵀFs = step_nats.
+def natural(c, reward_gradient, penalty_gradient, fisher: Product, settings, nats):
+    """c + s with (F + δI) s ∝ g − λ∇cost, scaled so that ½ sᵀFs = nats.
 
     The damping δ is a share of the direction's own curvature gᵀFg/gᵀg, so that it has the unit of F.
     """
     direction = reward_gradient - settings.penalty * penalty_gradient
-    return c + natural_vectors(direction, fisher, settings.damping, settings.step_nats)
+    return c + natural_vectors(direction, fisher, settings.damping, nats)
 
 
 class Dual:
-    """(F + δI)⁻¹ Σ_s (g_s − λ∇cost_s) over all steps s so far, scaled to `step_nats` for each of them.
+    """(F + δI)⁻¹ Σ_s (g_s − λ∇cost_s) over all steps s so far, scaled to so many nats for each of them.
 
     Dual averaging: where `natural` adds steps to each other, each as noisy as its own gradient, this adds gradients.
     """
 
     def __init__(self):
-        self.gathered, self.steps = 0.0, 0
+        self.gathered, self.nats = 0.0, 0.0
 
-    def __call__(self, c, reward_gradient, penalty_gradient, fisher: Product, settings):
+    def __call__(self, c, reward_gradient, penalty_gradient, fisher: Product, settings, nats):
         self.gathered = self.gathered + reward_gradient - settings.penalty * penalty_gradient
-        self.steps += 1
-        return natural_vectors(self.gathered, fisher, settings.damping, settings.step_nats * self.steps)
+        self.nats += nats
+        return natural_vectors(self.gathered, fisher, settings.damping, self.nats)
 
 
 def natural_vectors(direction, fisher: Product, share: float, nats: float):

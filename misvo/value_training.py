@@ -9,7 +9,7 @@ from misvo.methods.re_control import episodes_of
 from misvo.numbers import as_numbers
 from misvo.rewards import as_reward, score
 from misvo.rollouts import Keep, Request
-from misvo.sampling import Sampler
+from misvo.sampling import sampler_of
 from misvo.settings import Settings
 from misvo.value import ValueNetwork
 
@@ -17,14 +17,16 @@ from misvo.value import ValueNetwork
 def train_value(policy, prompts, reward, *, columns=None, rollouts=16, max_new_tokens=512, seed=0, **options):
     """Sample `rollouts` responses to each prompt, score them, fit V on their states; `budget` says what it took.
 
-    `options` are temperature and top_p, as in `misvo.steer`.
+    `options` are those of sampling, as in `misvo.steer`; None, the default, is the model's own sampler.
     """
-    settings = Settings("re-control", rollouts=rollouts, max_new_tokens=max_new_tokens, seed=seed, **options)
-    sampler, keep = Sampler(settings.temperature, settings.top_p), Keep(hidden=True)
+    sizes = {"rollouts": rollouts, "max_new_tokens": max_new_tokens, "seed": seed}
+    settings = Settings.from_preset(method="re-control", **sizes, **options).for_model(policy.own_sampler)
+    sampler, keep = sampler_of(settings, policy.ends), Keep(hidden=True)
     reward, engine, episodes, count = as_reward(reward), policy.engine(policy.rows_that_fit(None, settings)), [], 0
     for index, prompt in enumerate(prompts):
         tokens = tuple(policy.encode(prompt))
-        batch = engine.run(Request(tokens, seed, 0, range(rollouts), max_new_tokens, sampler, keep=keep))
+        size = (range(rollouts), max_new_tokens)
+        batch = engine.run(Request(tokens, seed, 0, *size, sampler, keep=keep, stop=settings.stop))
         engine.forget(tokens)
         rows = batch.responses()
         values = score(reward, prompt, [policy.decode(row) for row in rows], rows, columns[index] if columns else {})

@@ -2,9 +2,9 @@
 
 import os
 
-from misvo.threads import wait_briefly
+from misvo.threads import use_free_cores
 
-wait_briefly()  # before torch is imported
+use_free_cores()  # before torch is imported
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may depend on a hub
 
 import pytest

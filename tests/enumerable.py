@@ -6,6 +6,7 @@ import torch
 
 from misvo.head import Head
 from misvo.model import Prefix
+from misvo.own_sampler import OwnSampler
 
 
 class HistoryCache:
@@ -20,7 +21,7 @@ class HistoryCache:
 
 
 class EnumerablePolicy:
-    name = "enumerable"
+    name, ends, own_sampler = "enumerable", (), OwnSampler()
 
     def __init__(self, tabular):
         self.tabular = tabular

@@ -3,6 +3,7 @@
 import torch
 
 from misvo.head import Head
+from misvo.own_sampler import OwnSampler
 from misvo.rollouts import Rollouts
 from misvo.sampling import RandomStream
 
@@ -55,7 +56,7 @@ def rollouts_of(request):
 
 
 class FakePolicy:
-    name = "fake"
+    name, ends, own_sampler = "fake", (), OwnSampler()
 
     def __init__(self, **engine):
         self.head = Head(torch.randn(WORDS, WIDTH, generator=torch.Generator().manual_seed(0)))

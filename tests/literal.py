@@ -20,12 +20,13 @@ def effective_head(model):
     return layer.weight.detach().double() * scale
 
 
-def truncate(p, top_p):
-    """The nucleus of one distribution, by sorting all of it."""
+def truncate(p, top_p=1.0, top_k=0, min_p=0.0):
+    """What top-k, then top-p, then min-p leave of one distribution, by sorting all of it."""
     order = p.argsort(descending=True)
-    out, mass = torch.zeros_like(p), 0.0
+    order = order[:top_k] if top_k else order
+    out, mass, held = torch.zeros_like(p), 0.0, p[order].sum().item()
     for token in order:
-        if mass >= top_p:
+        if mass >= top_p * held or p[token] < min_p * p.max():
             break
         out[token] = p[token]
         mass += p[token].item()
@@ -33,16 +34,26 @@ def truncate(p, top_p):
 
 
 class Literal:
-    def __init__(self, model, prompt_tokens, T, temperature=1.0, top_p=1.0):
+    def __init__(self, model, prompt_tokens, T, temperature=1.0, cut=None, held_back=0, ends=()):
+        """`cut` are the arguments of `truncate`; the first `held_back` tokens are none of `ends`."""
         self.model = copy.deepcopy(model).double()
         self.W = effective_head(model)
-        self.prompt, self.T, self.tau, self.top_p = list(prompt_tokens), T, temperature, top_p
+        self.prompt, self.T, self.tau, self.cut = list(prompt_tokens), T, temperature, cut
+        self.held_back, self.ends = held_back, list(ends)
 
     @torch.no_grad()
     def logits(self, tokens):
         """Reference logits at every position of a response, (length, V)."""
         ids = torch.tensor([self.prompt + list(tokens)])
-        return self.model(input_ids=ids).logits[0, len(self.prompt) - 1 : -1].double()
+        logits = self.model(input_ids=ids).logits[0, len(self.prompt) - 1 : -1].double()
+        for t in range(min(self.held_back, len(logits))):
+            logits[t, self.ends] = -torch.inf
+        return logits
+
+    def sampled(self, z, u):
+        """The law that a token is drawn from."""
+        law = self.law(z, u)
+        return law if self.cut is None else truncate(law, **self.cut)
 
     def law(self, z, u):
         return torch.softmax((z + self.W @ u) / self.tau, dim=-1)
@@ -52,7 +63,7 @@ class Literal:
         z = self.logits(tokens)
         before = (z / self.tau).log_softmax(-1)
         after = ((z + u[: len(z)] @ self.W.T) / self.tau).log_softmax(-1)
-        return (after.exp() * (after - before)).sum(-1)
+        return (after.exp() * (after - before)).nan_to_num().sum(-1)  # what is held back has no probability in either
 
     def logprobs(self, tokens, u):
         """log π_u of every token of a response."""
@@ -83,9 +94,7 @@ class Literal:
         for i, c in enumerate(rows):
             baseline = (rewards.sum() - rewards[i]) / (K - 1)
             for t, z in enumerate(self.logits(c.tokens)):
-                p = self.law(z, u[t])
-                if self.top_p < 1:
-                    p = truncate(p, self.top_p)
+                p = self.sampled(z, u[t])
                 e = torch.zeros_like(p)
                 e[c.tokens[t]] = 1.0
                 g[t] += (rewards[i] - baseline) * (self.W.T @ (e - p)) / self.tau / K
@@ -120,8 +129,7 @@ class Literal:
                     if t >= len(c.tokens):
                         continue
                     z, y = logits[i][t], c.tokens[t]
-                    sampled = self.law(z, u[t]) if self.top_p == 1 else truncate(self.law(z, u[t]), self.top_p)
-                    score = (self.W[y] - self.W.T @ sampled) / self.tau
+                    score = (self.W[y] - self.W.T @ self.sampled(z, u[t])) / self.tau
                     advantage = rewards[i] - (rewards.sum() - rewards[i]) / (K - 1)
                     at = self.law(z, 0 * u[t]) if cost == "prefix-fisher" else self.law(z, u[t])
                     direction += advantage * score / K - penalty * self.fisher(at) @ u[t] / K
@@ -135,13 +143,15 @@ class Literal:
     def deviation(self, z, u, token):
         """What position t adds to a suffix: the log-ratio of its token, or its exact KL where sampling is truncated."""
         after, before = self.law(z, u).log(), self.law(z, 0 * u).log()
-        return (after - before)[token] if self.top_p == 1 else (after.exp() * (after - before)).sum()
+        return (after - before)[token] if self.cut is None else (after.exp() * (after - before)).nan_to_num().sum()
 
 
 def replay(model, prompt_tokens, result, basis=None):
     """The vectors of a run, rebuilt from its settings, its tokens and its rewards."""
-    s = result.settings
-    literal = Literal(model, prompt_tokens, s.max_new_tokens, s.temperature, s.top_p)
+    s, ends = result.settings, model.generation_config.eos_token_id
+    cut = {"top_p": s.top_p, "top_k": s.top_k, "min_p": s.min_p}
+    cut = None if cut == {"top_p": 1.0, "top_k": 0, "min_p": 0.0} else cut
+    literal = Literal(model, prompt_tokens, s.max_new_tokens, s.temperature, cut, s.min_new_tokens, ends)
     algorithm = (result.candidates, s.steps, s.rollouts, s.cost, s.learning_rate, s.penalty)
     if s.cost in ("frozen-fisher", "euclidean", "none"):
         return literal.run(*algorithm, basis)

@@ -70,8 +70,8 @@ def test_steer_shows_a_readable_result(tmp_path):
     done = run("steer", "-", "-k", "3", "-n", "2", "-t", "8", input="Say something nice.")  # the defaults
     assert done.returncode == 0, done.stderr
     for part in (
-        "best: sentiment",
-        "reference: sentiment",
+        "answer: sentiment",
+        "highest so far",
         "mean reward",
         "sequence KL",
         "nats",

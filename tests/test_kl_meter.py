@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import letter_reward, make_policy
+from conftest import ENDS, letter_reward, make_policy
 from literal import Literal
 from tolerances import assert_near, room, rounding
 
@@ -13,9 +13,10 @@ from misvo.rollouts import Request
 from misvo.sampling import Sampler
 
 PROMPT, T, K = "a b c d e", 9, 6
+HELD_BACK = Sampler(0.8, top_k=20, min_p=0.02, min_new_tokens=4, ends=tuple(ENDS))
 
 
-@pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7, 0.9)])
+@pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7, 0.9), HELD_BACK])
 @pytest.mark.parametrize("architecture", ["llama", "granite"])
 def test_decoding_measures_the_exact_token_kl(architecture, sampler):
     policy = make_policy(architecture)
@@ -26,7 +27,8 @@ def test_decoding_measures_the_exact_token_kl(architecture, sampler):
 
     def exact(figure, u):
         def compute(model):
-            literal = Literal(model, policy.encode(PROMPT), T, sampler.temperature)
+            early = {"held_back": sampler.min_new_tokens, "ends": sampler.ends}
+            literal = Literal(model, policy.encode(PROMPT), T, sampler.temperature, **early)
             return torch.cat([getattr(literal, figure)(tokens, u) for tokens in responses])
 
         return compute

@@ -11,7 +11,7 @@ from conftest import letter_reward, make_policy
 
 import misvo
 from misvo.bench import config as configs
-from misvo.settings import METHODS, PRESETS, Settings
+from misvo.settings import METHODS, PRESETS, SAMPLER, Settings
 
 SIZES = {"rollouts": 3, "steps": 2, "max_new_tokens": 5}
 # A value that is not the default, for every option that not all methods have; the methods as the README tells them.
@@ -68,12 +68,13 @@ def test_the_settings_of_a_run_make_the_same_run(method, preset):
     settings = Settings.from_preset(preset, method=method, **SIZES)
     assert Settings.from_preset(**settings.to_dict()) == Settings(**settings.to_dict()) == settings
     result = misvo.steer(make_policy(), "a b", letter_reward, **settings.to_dict(), preset="paper")
-    assert result.settings == settings
+    assert result.settings == settings.for_model(make_policy().own_sampler)
+    assert Settings.from_preset(**result.settings.to_dict()) == result.settings
 
 
 def test_a_preset_with_another_method_is_its_sampler():
     for method in ("best-of-n", "aisp", "re-control"):
-        assert Settings.from_preset("auto", method=method) == Settings(method, top_p=0.95)
+        assert Settings.from_preset("auto", method=method) == Settings(method, **dict.fromkeys(SAMPLER))
         with pytest.raises(misvo.MisvoError, match="kl_budget is no option of"):
             Settings.from_preset("auto", method=method, kl_budget=5.0)
 
@@ -107,7 +108,7 @@ def test_the_command_line_passes_on_what_was_given(world, method):
     done = run("--method", method, "--model", str(world / "model"), "--reward", f"{world}/reward.py:letters", "--json")
     assert done.returncode == 0, done.stderr
     settings = misvo.Settings.from_preset("auto", method=method, **SIZES, kl_ref=True)
-    assert Settings(**json.loads(done.stdout)["settings"]) == settings
+    assert Settings(**json.loads(done.stdout)["settings"]) == settings.for_model(make_policy().own_sampler)
 
 
 def test_settings_that_a_sweep_shares_go_to_the_methods_that_have_them(world):

@@ -20,7 +20,14 @@ def assert_replays(policy, result, relative=None, meaningful=1e-4):
     assert_near(result.steering.vectors, expected, allowed)
 
 
-@pytest.mark.parametrize("sampler", [{}, {"temperature": 0.7, "top_p": 0.9}], ids=["plain", "tempered-nucleus"])
+SAMPLERS = {
+    "plain": {},
+    "tempered-nucleus": {"temperature": 0.7, "top_p": 0.9},
+    "all at once": {"temperature": 0.8, "top_k": 12, "top_p": 0.9, "min_p": 0.1, "min_new_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_replay_on_every_architecture(architecture, sampler):
     policy = make_policy(architecture)

@@ -55,7 +55,13 @@ def hostile(result):
     reference = dataclasses.replace(result.reference, text=HOSTILE + "reference")
     steering = dataclasses.replace(result.steering, metadata={"model": HOSTILE})
     return dataclasses.replace(
-        result, prompt=HOSTILE, candidates=candidates, reference=reference, steering=steering, moved=[]
+        result,
+        prompt=HOSTILE,
+        candidates=candidates,
+        reference=reference,
+        steering=steering,
+        moved=[],
+        pieces=[HOSTILE + result.pieces[0], *result.pieces[1:]],
     )
 
 
@@ -400,11 +406,12 @@ def test_summary(results):
     assert lines[3].endswith(f"{trace[0]['mean']:.4g} → {trace[-1]['mean']:.4g}")
     assert lines[5].endswith(f"{trace[0]['kl']:.4g} → {trace[-1]['kl']:.4g}")
     tokens = sum(row["tokens"] for row in trace)
-    assert f"12 responses in 3 steps, {tokens} tokens" in lines[-1]
+    assert any(f"12 responses in 3 steps, {tokens} tokens" in line for line in lines)
+    assert lines[-1].startswith(("Without steering, the best", "The answer is one of", "A response with"))
     dangerous = hostile(results["misvo"]).summary()
     assert all(line.isprintable() and len(line) < 200 for line in dangerous.splitlines()) and "script" in dangerous
     for other in (*results.values(), misvo.Result("p", misvo.Settings())):
-        assert 2 <= len(other.summary().splitlines()) <= 10
+        assert 2 <= len(other.summary().splitlines()) <= 13
 
 
 class Page(html.parser.HTMLParser):
@@ -433,13 +440,14 @@ class Page(html.parser.HTMLParser):
 
 def test_the_panel_shows_both_responses_and_lets_no_markup_in(results):
     page = Page(results["misvo"]._repr_html_())
-    best, reference = results["misvo"].best, results["misvo"].reference
-    for part in (best.text, reference.text, f"reward {best.reward:.4g}, KL {best.kl:.4g} nats", "reference: reward"):
+    best, plain = results["misvo"].best, results["misvo"].unsteered
+    scores = f"reward {best.reward:.4g}, KL {best.kl:.4g} nats"
+    for part in (best.text, plain.text, scores, "without steering: reward"):
         assert part in page.text
     evil = hostile(results["misvo"])
     bad = Page(evil._repr_html_())
     assert bad.tags == page.tags  # not one tag or attribute came from a text
-    for text in (evil.prompt, evil.best.text, evil.reference.text):
+    for text in (evil.prompt, evil.best.text, evil.unsteered.text):
         assert text.strip() in bad.text
     assert "mathjax_ignore" in bad.tags[0][1]["class"]  # or the dollars would become a formula
     assert {"script", "img", "style", "a"}.isdisjoint(tag for tag, _ in page.tags)

@@ -11,7 +11,8 @@ from literal import truncate
 from scipy import stats
 
 from misvo.race import FLOOR, OTHERS, Entries, exponentials, race, race_with_all_times
-from misvo.sampling import RandomStream, Sampler, nucleus, nucleus_entries
+from misvo.sampling import RandomStream, Sampler
+from misvo.truncation import Truncation
 
 EPS = 2.0**-24  # of fp32
 
@@ -130,7 +131,7 @@ def test_the_quick_race_is_the_whole_race(size, seed, spread):
     winners = race(p, keys)
     assert torch.equal(winners, race_with_all_times(p, keys, FLOOR))
     assert (p.gather(1, winners[:, None]) > 0).all()
-    kept = nucleus_entries(p / p.sum(-1, keepdim=True), 0.7)
+    kept = Truncation(top_p=0.7).entries(p / p.sum(-1, keepdim=True))
     assert torch.equal(kept.race(keys)[0], race_with_all_times(kept.dense(), keys))
 
 
@@ -169,7 +170,8 @@ def test_a_row_draws_the_same_in_any_company():
 @given(st.integers(2, 3000), st.integers(0, 10**6), st.floats(0.01, 0.999), st.floats(0.01, 6.0))
 def test_nucleus_is_the_sorted_one(size, seed, top_p, spread):
     p = torch.softmax(spread * torch.randn(2, size, generator=torch.Generator().manual_seed(seed)), -1)
-    for row, mine, entries in zip(p, nucleus(p, top_p), nucleus_entries(p, top_p).dense(), strict=True):
+    cut = Truncation(top_p=top_p)
+    for row, mine, entries in zip(p, cut.law(p), cut.entries(p).dense(), strict=True):
         expected = truncate(row.double(), top_p)
         # Where the mass meets top_p to the last digit, one token more or less is rounding.
         if int((expected > 0).sum()) == int((mine > 0).sum()):
@@ -183,7 +185,7 @@ def test_nucleus_is_the_sorted_one(size, seed, top_p, spread):
 def test_a_wide_nucleus_is_the_sorted_one():
     """Beyond the stages of topk rows are sorted one by one; a flat row beside a peaked one."""
     p = torch.stack([law(30_000, 0.1), law(30_000, 8.0)])
-    for mine, row in zip(nucleus(p, 0.95), p, strict=True):
+    for mine, row in zip(Truncation(top_p=0.95).law(p), p, strict=True):
         expected = truncate(row.double(), 0.95)
         assert abs(int((expected > 0).sum()) - int((mine > 0).sum())) <= 1
         assert (mine.double() - expected).abs().sum() < 2 / (expected > 0).sum() + 30_000 * EPS  # one token at most

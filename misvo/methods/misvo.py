@@ -20,6 +20,7 @@ from misvo.updates import UPDATES
 
 # Laws that positions pool are few, and are added up position by position: rounding them would save nothing.
 LAW_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
+STEP_SHARE, STEP_NATS = 1 / 3, 0.5  # of a budget, and where there is none
 WANTS_PREFIXES: dict[str, Prefixes] = {"response": "never", "cheap": "cheap", "prefix": "always"}  # by what tokens earn
 
 
@@ -35,7 +36,7 @@ class Misvo:
         self.cost = COSTS[settings.cost](head, context.sampler, self.tie, settings.explicit_fisher)
         nats = settings.kl_budget or settings.kl_budget_per_token
         per_token = settings.kl_budget is None
-        self.budget = KLBudget(head, nats, settings.temperature, per_token) if nats else None
+        self.budget = KLBudget(head, nats, context.sampler, per_token) if nats else None
         self.free = torch.zeros(self.tie.size, head.hidden_size, dtype=head.dtype, device=head.device)  # c (r, d)
         self.critic = Critic(settings.max_new_tokens)
         self.step = UPDATES[settings.step]()
@@ -68,7 +69,7 @@ class Misvo:
             advantages = advantages / math.sqrt(sum(self.spreads) / len(self.spreads))
         gradient = self.tie.gather(reward_gradient(self.head, rollouts, rewards, settings.temperature, advantages))
         penalty = cost.gradient(self.free)
-        moved = self.step(self.free, gradient, penalty, cost.product, settings)
+        moved = self.step(self.free, gradient, penalty, cost.product, settings, self._step_nats(rollouts))
         columns = {"gradient_norm": gradient.norm().item(), "penalty_norm": penalty.norm().item()}
         stiffness = settings.learning_rate * settings.penalty * _rayleigh(self.free, penalty)
         if settings.step == "euler" and stiffness > 2:
@@ -85,6 +86,12 @@ class Misvo:
         self.free = moved
         cost.release()
         return Update(columns, note)
+
+    def _step_nats(self, rollouts):
+        """How far a natural step goes: as told, or a share of what the model may move in all."""
+        if self.settings.step_nats is not None:
+            return self.settings.step_nats
+        return STEP_NATS if self.budget is None else STEP_SHARE * self.budget.for_lengths(rollouts.lengths)
 
     def _advantages(self, scores):
         """What each token earned, (K, T), or each response where its prefixes were not scored, (K, 1)."""

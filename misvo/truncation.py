@@ -1,0 +1,102 @@
+"""What samplers leave of a law: top-k, top-p and min-p, each a least probability that a token must have.
+
+They are applied in the order of transformers: the k most probable tokens; of what these hold together, the most
+probable that reach `top_p`; of those, the ones with at least `min_p` of the largest probability. Tokens of equal
+probability stand or fall together. What is left is renormalised.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from misvo.race import FLOOR, Entries
+
+STAGES = (128, 2048)  # on a CPU, how many of the most probable tokens are looked at before a row is sorted
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Which tokens of a law may be drawn."""
+
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def keeps_all(self) -> bool:
+        return self == Truncation()
+
+    def law(self, probs: torch.Tensor) -> torch.Tensor:
+        """The law that is left, (B, V) -> (B, V)."""
+        kept = torch.where(probs >= self._least(probs)[:, None], probs, 0.0)
+        return kept.div_(kept.sum(-1, keepdim=True))
+
+    def entries(self, probs: torch.Tensor) -> Entries:
+        """The same law on a CPU, without its zeros. Few tokens are likely, and mostly all that is kept are of these."""
+        likely = least = None
+        if self.top_p < 1 and not self.top_k:
+            likely = Entries.where(probs.numpy() > np.float32(FLOOR), probs)
+            least = _least_likely(likely, self.top_p)
+        if least is not None and least.all():
+            least = torch.maximum(least, self._floor(probs)) if self.min_p else least
+            kept = likely.only(likely.mass >= least[likely.rows])
+        else:
+            kept = Entries.where(probs.numpy() >= self._least(probs)[:, None].numpy(), probs)
+        return replace(kept, mass=(kept.mass / kept.row_sums()[kept.rows]).to(probs.dtype))
+
+    def _least(self, probs):
+        """The least probability that is kept, (B,)."""
+        least = self._floor(probs)
+        if self.top_k and self.top_k < probs.shape[-1]:
+            falling = probs.topk(self.top_k, dim=-1).values
+            held = falling.sum(-1, keepdim=True, dtype=torch.float64)
+            return torch.maximum(least, _least_kept(falling, self.top_p * held)[0])
+        return torch.maximum(least, _threshold(probs, self.top_p)) if self.top_p < 1 else least
+
+    def _floor(self, probs):
+        return probs.amax(-1) * self.min_p
+
+
+def _least_likely(likely, top_p):
+    """The least probability that is kept, (B,); 0 where the likely tokens of a row hold less than `top_p`."""
+    rows, mass = likely.rows.numpy(), likely.mass.numpy()
+    falling = mass[np.lexsort((-mass, rows))].astype(np.float64)  # row by row
+    counts = np.bincount(rows, minlength=likely.shape[0])
+    ends = np.concatenate([[0.0], falling.cumsum()])
+    starts = counts.cumsum() - counts
+    before = ends[:-1] - ends[starts][rows]  # what the more probable tokens of the same row hold
+    kept = np.bincount(rows, weights=before < top_p, minlength=likely.shape[0]).astype(np.int64)
+    reached = ends[starts + counts] - ends[starts] >= top_p
+    least = np.zeros(likely.shape[0])
+    least[reached] = falling[(starts + kept)[reached] - 1]  # where something is reached, something is kept
+    return torch.from_numpy(least).to(likely.mass.dtype)
+
+
+def _threshold(probs, top_p):
+    """The least probability that is kept, (B,). A GPU sorts quickly, and looking at rows one by one would stop it."""
+    if probs.device.type != "cpu":
+        return _least_kept(probs.sort(-1, descending=True).values, top_p)[0]
+    least, rows = probs.new_empty(len(probs)), torch.arange(len(probs))
+    for size in STAGES:
+        if size >= probs.shape[-1] or not len(rows):
+            break
+        least[rows], wide = _least_kept(probs[rows].topk(size, dim=-1).values, top_p)
+        rows = rows[wide]
+    # Tokens below (1 − top_p)/V hold less than 1 − top_p together, so none of them is needed.
+    floor = 0.99 * (1 - top_p) / probs.shape[-1]
+    for row in rows:
+        likely = probs[row][probs[row] > floor]
+        least[row] = _least_kept(likely.sort(descending=True).values[None], top_p)[0]
+    return least
+
+
+def _least_kept(falling, top_p):
+    """The smallest probability whose more probable tokens hold less than `top_p`, (B, s) falling -> (B,).
+
+    And whether it is the last of them, so that tokens beyond these may have to stay too.
+    """
+    before = falling.cumsum(-1, dtype=torch.float64) - falling
+    count = (before < top_p).sum(-1, keepdim=True)
+    least = falling.gather(-1, count - 1).squeeze(-1)
+    return least, falling[:, -1] >= least
