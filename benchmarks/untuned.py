@@ -10,7 +10,6 @@ finished (prompt, method, reward) is a line of the file: a run that was stopped 
 
 import argparse
 import json
-import re
 import statistics
 import time
 from pathlib import Path
@@ -30,20 +29,7 @@ METHODS = {
 }
 
 
-def reading_ease(prompts, completions, **_):
-    """Flesch reading ease with vowel groups for syllables, kept within [-50, 120]."""
-    scores = []
-    for text in completions:
-        words = re.findall(r"[A-Za-z']+", text)
-        sentences = max(1, len(re.findall(r"[.!?]+(?:\s|$)", text)))
-        syllables = sum(max(1, len(re.findall(r"[aeiouy]+", word.lower()))) for word in words)
-        count = max(1, len(words))
-        scores.append(min(120.0, max(-50.0, 206.835 - 1.015 * count / sentences - 84.6 * syllables / count)))
-    return scores
-
-
-reading_ease.scores_prefixes = True
-REWARDS = {"sentiment": "sentiment", "similarity": "similarity:cats and dogs", "reading ease": reading_ease}
+REWARDS = {"sentiment": "sentiment", "similarity": "similarity:cats and dogs", "reading ease": "reading-ease"}
 
 
 def run(arguments):

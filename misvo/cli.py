@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -234,6 +235,7 @@ def rescore(
 @app.command("list")
 def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
     """List what goes by a name: models, rewards, methods, costs, tasks."""
+    examples: dict[str, str] = {}
     if kind is Kind.models:
         from misvo.embedded import MODELS
 
@@ -241,8 +243,8 @@ def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
     elif kind is Kind.rewards:
         from misvo.rewards.specs import EMBEDDED, FORMS
 
-        rows = {f"{name}:{argument}" if argument else name: about for name, (_, _, argument, about) in EMBEDDED.items()}
-        rows |= FORMS
+        rows = {entry.usage(name): entry.about for name, entry in EMBEDDED.items()} | FORMS
+        examples = {entry.usage(name): f"--reward {shlex.quote(entry.example)}" for name, entry in EMBEDDED.items()}
     elif kind is Kind.tasks:
         from misvo.tasks import TASKS
 
@@ -252,6 +254,8 @@ def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
     width = max(map(len, rows))
     for name, about in rows.items():
         typer.echo(f"{name:<{width}}  {about}")
+        if name in examples:
+            typer.echo(f"{'':<{width}}  {examples[name]}")
 
 
 def _quiet_libraries():

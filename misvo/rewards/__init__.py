@@ -18,6 +18,15 @@ _HOMES = {
     "Remote": "misvo.rewards.remote",
     "Overlength": "misvo.rewards.penalties",
     "Repetition": "misvo.rewards.penalties",
+    "Words": "misvo.rewards.words",
+    "Length": "misvo.rewards.words",
+    "Contains": "misvo.rewards.contains",
+    "Avoids": "misvo.rewards.contains",
+    "Starts": "misvo.rewards.starts",
+    "Pattern": "misvo.rewards.pattern",
+    "JsonShape": "misvo.rewards.json_shape",
+    "ReadingEase": "misvo.rewards.reading",
+    "ReadingGrade": "misvo.rewards.reading",
 }
 
 __all__ = [

@@ -9,41 +9,133 @@
             clip(sum, LOW, HIGH), standardise(sum)               clip(sentiment, -inf, 0.5)
 
 The sign between terms stands between spaces, and only counts where what follows reads like a term, so that
-`similarity:salt + pepper` is one reward. This file cuts a text into terms and loads what stands alone; `combine.load`
-puts them together. Nothing here imports a reward before it is asked for.
+`similarity:salt + pepper` is one reward; inside parentheses and inside the braces of a schema it never counts. This
+file cuts a text into terms and loads what stands alone; `combine.load` puts them together. Nothing here imports a
+reward before it is asked for.
 """
 
 import importlib
 import importlib.util
 import inspect
+import json
+import operator
 import re
 import sys
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from misvo.errors import MisvoError, short
 from misvo.rewards.contract import Reward, adapt
 
-# name -> (module, class, argument, what it rewards)
+
+@dataclass(frozen=True)
+class Embedded:
+    """A reward that goes by a name: where it is made, what it rewards, and how to write it."""
+
+    module: str
+    make: str  # the class in the module, or what makes one from the argument
+    about: str
+    example: str
+    argument: str | None = None
+    optional: bool = False  # the argument may be left out
+
+    def usage(self, name: str) -> str:
+        if self.argument is None:
+            return name
+        return f"{name}[:{self.argument}]" if self.optional else f"{name}:{self.argument}"
+
+
 EMBEDDED = {
-    "sentiment": (
+    "sentiment": Embedded(
         "misvo.rewards.sentiment",
         "Sentiment",
-        None,
         "how positive the response is, −1 to 1 (VADER)",
+        "sentiment",
     ),
-    "similarity": (
+    "similarity": Embedded(
         "misvo.rewards.similarity",
         "Similarity",
-        "TEXT",
         "cosine of its meaning to TEXT, −1 to 1 (MiniLM)",
+        "similarity:a quiet evening",
+        "TEXT",
     ),
-    "length": ("misvo.rewards.length", "Length", "WORDS", "minus its distance from WORDS words"),
-    "overlength": ("misvo.rewards.penalties", "Overlength", "WORDS", "minus its words beyond WORDS"),
-    "repetition": (
+    "words": Embedded(
+        "misvo.rewards.words",
+        "Words.from_spec",
+        "1 if it has so many words, less the further off it is; also 30, 20- and -40",
+        "words:20-40",
+        "LEAST-MOST",
+    ),
+    "length": Embedded(
+        "misvo.rewards.words",
+        "Length",
+        "minus its distance from WORDS words",
+        "length:30",
+        "WORDS",
+    ),
+    "overlength": Embedded(
+        "misvo.rewards.penalties",
+        "Overlength",
+        "minus its words beyond WORDS",
+        "sentiment + 0.05*overlength:80",
+        "WORDS",
+    ),
+    "repetition": Embedded(
         "misvo.rewards.penalties",
         "Repetition",
-        "N",
         "minus its share of repeated runs of N words, −1 to 0",
+        "sentiment + repetition:3",
+        "N",
+    ),
+    "contains": Embedded(
+        "misvo.rewards.contains",
+        "Contains.from_spec",
+        "share of these words and phrases that occur in it, 0 to 1",
+        "contains:sleep,dark room",
+        "A,B,…",
+    ),
+    "avoids": Embedded(
+        "misvo.rewards.contains",
+        "Avoids.from_spec",
+        "1 less the share of these words and phrases that occur in it",
+        "avoids:very,as an AI",
+        "A,B,…",
+    ),
+    "starts": Embedded(
+        "misvo.rewards.starts",
+        "Starts",
+        "1 if it begins with TEXT, else the share of TEXT that its beginning matches",
+        "starts:Dear reader",
+        "TEXT",
+    ),
+    "regex": Embedded(
+        "misvo.rewards.pattern",
+        "Pattern",
+        "1 if PATTERN is found in it, else 0",
+        r"regex:(?i)\bstep \d",
+        "PATTERN",
+    ),
+    "json": Embedded(
+        "misvo.rewards.json_shape",
+        "JsonShape.from_spec",
+        "1 if it is JSON, or the share of a JSON schema that it meets; less for a beginning",
+        'json:{"type": "object", "required": ["name", "age"]}',
+        "{SCHEMA}",
+        optional=True,
+    ),
+    "reading-ease": Embedded(
+        "misvo.rewards.reading",
+        "ReadingEase",
+        "Flesch reading ease of its English, −50 to 120; 90 is very easy, 30 hard",
+        "reading-ease",
+    ),
+    "reading-grade": Embedded(
+        "misvo.rewards.reading",
+        "ReadingGrade",
+        "minus the distance of its Flesch–Kincaid school grade from GRADE",
+        "reading-grade:6",
+        "GRADE",
     ),
 }
 # The specs that are not names: how each is written -> what it is. The command line lists them under the names.
@@ -57,7 +149,10 @@ FORMS = {
 
 _WEIGHT = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*\*\s*"
 _CALL = re.compile(r"(clip|standardi[sz]e)\((.*)\)", re.DOTALL)
-_TERM = re.compile(rf"{_WEIGHT}|clip\(|standardi[sz]e\(|(?:{'|'.join(EMBEDDED)})(?=[\s:)]|$)|[\w./~-]+:\S")
+_NAMED = rf"(?:{'|'.join(EMBEDDED)})(?=:|\s*(?:[),]|[+-]\s|$))"  # with its colon, or alone: not a word in a sentence
+_TERM = re.compile(rf"\s+(?:{_WEIGHT}|clip\(|standardi[sz]e\(|{_NAMED}|[\w./~-]+:\S)")
+_JOINT = re.compile(r"\s([+-])(?=\s)")
+_SCHEMA = re.compile(r"(?<!\w)json:\s*(?=\{)")
 
 
 def terms(spec: str) -> list[tuple[float, str]]:
@@ -72,15 +167,45 @@ def wrapper(term: str) -> tuple[str, str] | None:
 
 
 def _split(spec):
-    """The signs and texts of the terms: cut at ` + ` and ` - ` outside parentheses, where a term follows."""
-    pieces, sign, start, depth = [], 1.0, 0, 0
-    for index, letter in enumerate(spec):
-        depth = max(0, depth + (letter == "(") - (letter == ")"))
-        joint = depth == 0 and re.match(r"\s([+-])\s+", spec[index:])
-        if joint and _TERM.match(spec, index + joint.end()):
-            pieces.append((sign, spec[start:index].strip()))
-            sign, start = -1.0 if joint[1] == "-" else 1.0, index + joint.end()
+    """The signs and texts of the terms: cut at ` + ` and ` - ` outside brackets, where a term follows."""
+    pieces, sign, start = [], 1.0, 0
+    outside = _outside(spec)
+    for joint in _JOINT.finditer(spec):
+        if outside[joint.start()] and _TERM.match(spec, joint.end()):
+            pieces.append((sign, spec[start : joint.start()].strip()))
+            sign, start = -1.0 if joint[1] == "-" else 1.0, joint.end()
     return [*pieces, (sign, spec[start:].strip())]
+
+
+def _outside(spec):
+    """For each letter, whether it is outside parentheses and schemas.
+
+    A parenthesis without its partner, or after a backslash as in patterns, is a letter like any other.
+    """
+    steps, opened, index = [0] * (len(spec) + 1), [], 0
+    while index < len(spec):
+        end = _schema_end(spec, index) if spec[index] == "j" else None
+        if end is not None:
+            steps[index] += 1
+            steps[end] -= 1
+            index = end
+            continue
+        if spec[index] == "(":
+            opened.append(index)
+        elif spec[index] == ")" and opened:
+            steps[opened.pop()] += 1
+            steps[index] -= 1
+        index += 2 if spec[index] == "\\" else 1
+    return [depth == 0 for depth in accumulate(steps)]
+
+
+def _schema_end(spec, index):
+    """The end of the schema of a reward `json:{...}` that begins here, which may hold any sign; None of all else."""
+    name = _SCHEMA.match(spec, index)
+    try:
+        return json.JSONDecoder().raw_decode(spec, name.end())[1] if name else None
+    except (ValueError, RecursionError):
+        return None  # whoever loads it will say what is wrong
 
 
 def _weighted(sign, text):
@@ -94,12 +219,12 @@ def load_single(spec: str) -> Reward:
     """The reward of a term without weight and wrapper: a name, a model, an address or a function."""
     name, colon, rest = spec.partition(":")
     if name in EMBEDDED:
-        module, kind, argument, _ = EMBEDDED[name]
-        if bool(colon and rest) != bool(argument):
-            usage = f"{name}:{argument}" if argument else name
-            raise MisvoError(f"write this reward as {usage!r}, not {spec!r}.")
-        make = getattr(importlib.import_module(module), kind)
-        return make(rest) if argument else make()
+        entry, given = EMBEDDED[name], bool(rest)
+        if given != bool(entry.argument) and not (entry.optional and not colon):
+            usage = repr(entry.usage(name)) + ("" if entry.example == name else f", as in {entry.example!r}")
+            raise MisvoError(f"write this reward as {usage}, not {spec!r}.")
+        make = operator.attrgetter(entry.make)(importlib.import_module(entry.module))
+        return make(rest) if entry.argument else make()
     if name == "hf" and colon:
         from misvo.rewards.reward_model import RewardModel
 
