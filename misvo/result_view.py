@@ -9,6 +9,7 @@ not tint its words.
 import math
 from html import escape
 
+from misvo.prompts import as_messages, as_text
 from misvo.text import one_line
 
 MEAN, BEST, KL = "#8a8a8a", "#2e8b57", "#b5651d"  # colours that go with light and dark pages
@@ -83,7 +84,7 @@ def best_of(result):
 
 def _prompt(result) -> str:
     """A prompt's text; of a chat the last message."""
-    return result.prompt if isinstance(result.prompt, str) else result.prompt[-1]["content"]
+    return as_text(as_messages(result.prompt)[-1:])
 
 
 def _figure(value) -> str:
