@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import misvo
-from misvo import cli_options
+from misvo import cli_options, settings_page
 from misvo.options import Options, SettingsOptions
 from misvo.settings import PRESETS, Settings
 
@@ -84,3 +84,20 @@ def test_an_ide_finds_the_names_that_load_on_first_use():
         room: ("misvo", room) for room in misvo._ROOMS
     }
     assert (Path(misvo.__file__).parent / "py.typed").is_file()
+
+
+def test_the_page_of_settings_says_what_the_fields_say():
+    written = (Path(__file__).parent.parent / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert written == settings_page.page(), "python -m misvo.settings_page > docs/settings.md"
+    rows = [line.strip("| ").split(" | ") for line in written.splitlines() if line.startswith("| `")]
+    assert [row[0].strip("`") for row in rows] == list(FIELDS)
+    shown = inspect.signature(misvo.steer).parameters
+    for name, about, _, methods, *values in (map(str.strip, row) for row in rows):
+        field = FIELDS[name.strip("`")]
+        assert about == field.metadata["about"] and methods == ", ".join(field.metadata["methods"] or ["all"])
+        auto, paper = (value.strip("`") for value in (*values, "", "")[:2])
+        assert (auto, paper) == tuple(said(value) for value in (shown[field.name].default, field.default))
+
+
+def said(value):
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
