@@ -8,8 +8,29 @@ The names below load on first use, so that `import misvo` and `misvo --help` nev
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:  # what an IDE reads in the place of `__getattr__`
+    from misvo import bench as bench
+    from misvo import methods as methods
+    from misvo import metrics as metrics
+    from misvo import rewards as rewards
+    from misvo import tasks as tasks
+    from misvo import theory as theory
+    from misvo.errors import MisvoError as MisvoError
+    from misvo.errors import RewardError as RewardError
+    from misvo.policy import Policy as Policy
+    from misvo.rescoring import rescore as rescore
+    from misvo.result import Result as Result
+    from misvo.session import Session as Session
+    from misvo.session import steer as steer
+    from misvo.session import steer_many as steer_many
+    from misvo.settings import Settings as Settings
+    from misvo.steering import Steering as Steering
+    from misvo.value import ValueNetwork as ValueNetwork
+    from misvo.value_training import train_value as train_value
 
 _HOMES = {
     "Policy": "misvo.policy",
@@ -30,12 +51,14 @@ _ROOMS = ("rewards", "methods", "theory", "tasks", "metrics", "bench")
 __all__ = [*_HOMES, *_ROOMS]
 
 
-def __getattr__(name):
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"misvo.{name}")
-    raise AttributeError(f"module 'misvo' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker that saw this would believe in every name
+
+    def __getattr__(name):
+        if name in _HOMES:
+            return getattr(importlib.import_module(_HOMES[name]), name)
+        if name in _ROOMS:
+            return importlib.import_module(f"misvo.{name}")
+        raise AttributeError(f"module 'misvo' has no attribute {name!r}")
 
 
 def __dir__():

@@ -5,9 +5,9 @@ Works on full and sliding attention and on convolution or recurrent states (LFM2
 used throughout because it is the one batch operation that all of these layers have.
 
 Rows of different lengths share a batch in one of two ways. Where all attention is full and takes its mask from the keys
-(`aligns`), rows begin at one column (`misvo.rows`), and `columns` says where each of them stands. Elsewhere they end at
-one column, padded on the left, and the model makes its masks. A cache of nothing but full attention also need not close
-ranks when rows leave: the last rows take the empty places, and `slots` says where each row of the batch is.
+(`aligns`), rows begin at one column (`misvo.row_layer`), and `columns` says where each of them stands. Elsewhere they
+end at one column, padded on the left, and the model makes its masks. A cache of nothing but full attention also need
+not close ranks when rows leave: the last rows take the empty places, and `slots` says where each row of the batch is.
 """
 
 import copy
@@ -24,8 +24,8 @@ from transformers.cache_utils import (
 )
 
 from misvo.errors import MisvoError
-from misvo.padded import PaddedLayer
-from misvo.rows import Columns, RowLayer
+from misvo.padded_layer import PaddedLayer
+from misvo.row_layer import Columns, RowLayer
 
 # Exact types: a subclass may keep more state than these functions know of.
 MERGEABLE = (

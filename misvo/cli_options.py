@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from misvo.options import about, named
 from misvo.settings import PRESETS, SAMPLER, SPEED, STOPS, Settings
 
 # What everybody needs comes first; these have panels of their own in `misvo steer --help`.
@@ -39,27 +40,24 @@ def given(values: dict) -> dict:
 
 def accepts_settings(command):
     """A command `f(..., **settings)` whose signature names every setting."""
-    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    everything = [*own, *parameters()]
+    everything = named(command, parameters())
     command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in everything])
     command.__annotations__ = {p.name: p.annotation for p in everything}
     return command
 
 
 def _parameter(field):
-    about, names, short = (field.metadata[key] for key in ("about", "names", "short"))
-    if names is not None:
-        about = f"{about.rstrip('.')}: {', '.join(names)}."
+    says, short = about(field), field.metadata["short"]
     default, auto = SHORTER.get(field.name, field.default), PRESETS["auto"].get(field.name)
     if field.name in SAMPLER:
-        about = f"{about} [auto: as the model came; paper: {default or 'none'}]"
+        says = f"{says} [auto: as the model came; paper: {default or 'none'}]"
     elif auto is not None and field.type is not bool:
-        about = f"{about} [auto: {auto}; paper: {'none' if default is None else default}]"
+        says = f"{says} [auto: {auto}; paper: {'none' if default is None else default}]"
     elif default is not None and field.type is not bool:
-        about = f"{about} [default: {default}]"
+        says = f"{says} [default: {default}]"
     flags = [f"--{field.name.replace('_', '-')}", *([short] if short else [])]
     kind = bool if field.type is bool else _plain(field.type) | None
-    option = typer.Option(*flags, help=about, rich_help_panel=_panel(field), show_default=False)
+    option = typer.Option(*flags, help=says, rich_help_panel=_panel(field), show_default=False)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -13,7 +13,7 @@ from misvo.budget import PREFIXES, STEPS
 from misvo.cache import bytes_per_row
 from misvo.head import BLOCK_BYTES, Shift
 from misvo.race import HEAT
-from misvo.rows import visible_width
+from misvo.row_layer import visible_width
 from misvo.sampling import sampler_of
 from misvo.settings import Settings
 from misvo.tie import TIES
@@ -40,7 +40,7 @@ class Shape:
     cache_in_window: float = 0.0  # bytes per token in those layers
     cache_copied: float = 0.0  # bytes per token of the largest layer that is copied as it grows, one layer at a time
     precision: int = 4  # bytes of each number of a hidden state
-    aligned: int | None = None  # where rows begin at one column (`misvo.rows`): the size of a head
+    aligned: int | None = None  # where rows begin at one column (`misvo.row_layer`): the size of a head
 
     @classmethod
     def of(cls, policy, prefix=None) -> "Shape":

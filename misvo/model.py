@@ -108,7 +108,7 @@ class Model:
         return kv.replicate(prefix.cache, rows, room, self.aligned_head(prefix) is not None)
 
     def aligned_head(self, prefix: Prefix) -> int | None:
-        """The size of a head where rows of this model begin at one column (`misvo.rows`), None where they do not."""
+        """The size of a head where rows of this model begin at one column (`misvo.row_layer`), None elsewhere."""
         if not kv.aligns(prefix.cache, getattr(self.config, "_attn_implementation", None)):
             return None
         return next((layer.keys.shape[-1] for layer in prefix.cache.layers if hasattr(layer, "keys")), None)

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from misvo import embedded, int8, linear
 from misvo.engines.torch import TorchEngine
-from misvo.errors import MisvoError
+from misvo.errors import MisvoError, first_line
 from misvo.footprint import MOST_ROWS
 from misvo.interventions import Vectors
 from misvo.model import Model
@@ -54,11 +54,10 @@ class Policy(Model):
                 tokenizer = AutoTokenizer.from_pretrained(folder, **options)
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=device_map, **options)
         except (OSError, ValueError, KeyError, ImportError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             kind = "folder" if Path(str(name)).is_dir() else "name"
             raise MisvoError(
                 f"no model could be loaded from the {kind} {name!r}: give an embedded name "
-                f"({', '.join(embedded.MODELS)}), a Hugging Face id or a folder ({reason})"
+                f"({', '.join(embedded.MODELS)}), a Hugging Face id or a folder ({first_line(error)})"
             ) from error
         if device is not None:
             model = model.to(device)

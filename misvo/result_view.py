@@ -8,6 +8,7 @@ are tinted by how far the model was moved at each of them, and bars beneath it s
 import math
 from html import escape
 
+from misvo.prompts import as_messages, as_text
 from misvo.story import story, warmth
 from misvo.text import one_line
 
@@ -99,7 +100,7 @@ def _tinted(result) -> str:
 
 def _prompt(result) -> str:
     """A prompt's text; of a chat the last message."""
-    return result.prompt if isinstance(result.prompt, str) else result.prompt[-1]["content"]
+    return as_text(as_messages(result.prompt)[-1:])
 
 
 def _figure(value) -> str:

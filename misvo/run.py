@@ -154,7 +154,7 @@ class Run:
             proposal = method.propose(step)
             intervention, keep = proposal.intervention, proposal.keep
         measured = 0 if method.starts_at_reference else self.extra
-        if settings.kl_ref and step == measured and settings.method != "best-of-n":
+        if settings.kl_ref and step == measured and method.steers:
             keep = replace(keep, hidden=True)  # the method may want them too
         rollouts = range(settings.rollouts)
         return Request(

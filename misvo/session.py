@@ -14,18 +14,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Unpack
 
 from misvo.engine import Engine, Ticket
 from misvo.errors import MisvoError, RewardError
+from misvo.options import Options
 from misvo.policy import Policy
 from misvo.prompts import Prompt
 from misvo.result import Result
-from misvo.rewards import Reward, as_reward
+from misvo.rewards import AnyReward, Reward, as_reward
 from misvo.rollouts import Request, Rollouts
 from misvo.run import Responses, Run
 from misvo.scoring import Question, Scorer
-from misvo.settings import SAMPLER, Settings
+from misvo.settings import SAMPLER, Settings, shows_settings
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 OnStep = Callable[[int, dict], None]  # (index of the prompt, the new trace row)
@@ -37,7 +38,7 @@ class Handle:
 
     run: Run
     reward: Reward  # as it is called
-    owner: object  # the reward as the user gave it
+    owner: AnyReward  # the reward as the user gave it
     columns: dict
     state: State = "waiting"
     error: Exception | None = None
@@ -91,7 +92,7 @@ class Session:
         self.close()
 
     def add(
-        self, prompt: Prompt, reward: Reward, settings: Settings | None = None, columns: dict | None = None
+        self, prompt: Prompt, reward: AnyReward, settings: Settings | None = None, columns: dict | None = None
     ) -> Handle:
         """Queue a prompt. What is wrong with it is said here, before any work."""
         settings, own = settings or Settings.from_preset(), self.policy.own_sampler
@@ -229,15 +230,16 @@ class Session:
             self._engine.forget(handle.run.tokens)
 
 
+@shows_settings
 def steer(
     policy: Policy,
     prompt: Prompt,
-    reward: Reward,
+    reward: AnyReward,
     *,
     settings: Settings | None = None,
     columns: dict | None = None,
     on_step: OnStep | None = None,
-    **options,
+    **options: Unpack[Options],
 ) -> Result:
     """Optimise steering vectors for one prompt and return the best response seen.
 
@@ -259,15 +261,16 @@ def steer(
         raise
 
 
+@shows_settings
 def steer_many(
     policy: Policy,
     prompts: Sequence[Prompt],
-    reward: Reward,
+    reward: AnyReward,
     *,
     settings: Settings | None = None,
     columns: Sequence[dict] | None = None,
     on_step: OnStep | None = None,
-    **options,
+    **options: Unpack[Options],
 ) -> list[Result]:
     """Steer many prompts in one batch; each gets the result that `steer` would give it alone.
 

@@ -9,11 +9,14 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar, Unpack
 
+from misvo import options as by_name
 from misvo.errors import MisvoError
+from misvo.options import SettingsOptions
 from misvo.own_sampler import NOT_TAKEN_OVER, OwnSampler
 
 # What each name stands for, in the words of `misvo list`. The classes live in misvo.methods and misvo.cost.
@@ -223,7 +226,7 @@ class Settings:
             raise MisvoError(f"greedy tokens have no score to learn from: {self.method} samples.")
 
     @classmethod
-    def from_preset(cls, preset: str = "auto", **options) -> "Settings":
+    def from_preset(cls, preset: str = "auto", **options: Unpack[SettingsOptions]) -> "Settings":
         """The settings of a preset, changed by `options`. For methods other than misvo a preset is its sampler.
 
         Options of other methods are refused here, where somebody gives them; the dataclass itself has them all.
@@ -250,7 +253,8 @@ class Settings:
             chosen.pop("kl_budget_per_token", None)  # they take the budget's place
         if options.get("cost") == "none":
             chosen.pop("step", None)  # without a metric there is no natural step
-        return cls(**{**chosen, **options})
+        given: dict[str, Any] = {**options}
+        return cls(**{**chosen, **given})
 
     def for_model(self, own: OwnSampler) -> "Settings":
         """These settings with the model's own sampler in the place of every None."""
@@ -277,6 +281,18 @@ class Settings:
         """Plain data, as JSON has it."""
         plain = dataclasses.asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+
+
+Function = TypeVar("Function", bound=Callable)
+
+
+def shows_settings(function: Function) -> Function:
+    """A function `f(..., **options)` whose signature and docstring name every setting, with its default."""
+    by_name.show(function, dataclasses.fields(Settings), "auto", PRESETS["auto"])
+    return function
+
+
+shows_settings(Settings.from_preset.__func__)  # type: ignore[attr-defined]
 
 
 def options_of(method: str) -> list[str]:

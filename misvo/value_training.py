@@ -5,31 +5,46 @@ network.save_pretrained("value")
 misvo.steer(policy, prompt, reward, method="re-control", value="value")
 """
 
+from collections.abc import Sequence
+
 from misvo.methods.re_control import episodes_of
 from misvo.numbers import as_numbers
-from misvo.rewards import as_reward, score
+from misvo.policy import Policy
+from misvo.prompts import Prompt
+from misvo.rewards import AnyReward, as_reward, score
 from misvo.rollouts import Keep, Request
 from misvo.sampling import sampler_of
 from misvo.settings import Settings
 from misvo.value import ValueNetwork
 
 
-def train_value(policy, prompts, reward, *, columns=None, rollouts=16, max_new_tokens=512, seed=0, **options):
+def train_value(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    reward: AnyReward,
+    *,
+    columns: Sequence[dict] | None = None,
+    rollouts: int = 16,
+    max_new_tokens: int = 512,
+    seed: int = 0,
+    memory: str | None = None,
+    **sampler,
+) -> ValueNetwork:
     """Sample `rollouts` responses to each prompt, score them, fit V on their states; `budget` says what it took.
 
-    `options` are those of sampling, as in `misvo.steer`; None, the default, is the model's own sampler.
+    `sampler` is temperature, top_p and so on, as in `misvo.steer`; what is not given is as the model came.
     """
-    sizes = {"rollouts": rollouts, "max_new_tokens": max_new_tokens, "seed": seed}
-    settings = Settings.from_preset(method="re-control", **sizes, **options).for_model(policy.own_sampler)
-    sampler, keep = sampler_of(settings, policy.ends), Keep(hidden=True)
-    reward, engine, episodes, count = as_reward(reward), policy.engine(policy.rows_that_fit(None, settings)), [], 0
-    for index, prompt in enumerate(prompts):
-        tokens = tuple(policy.encode(prompt))
-        size = (range(rollouts), max_new_tokens)
-        batch = engine.run(Request(tokens, seed, 0, *size, sampler, keep=keep, stop=settings.stop))
+    sizes = {"rollouts": rollouts, "max_new_tokens": max_new_tokens, "seed": seed, "memory": memory}
+    settings = Settings.from_preset(method="re-control", **sizes, **sampler).for_model(policy.own_sampler)
+    called, episodes, count = as_reward(reward), [], 0
+    encoded = [tuple(policy.encode(prompt)) for prompt in prompts]
+    engine = policy.engine(policy.rows_that_fit(None, settings, longest=max(map(len, encoded), default=0)))
+    drawn, keep, stop = sampler_of(settings, policy.ends), Keep(hidden=True), settings.stop or ()
+    for index, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
+        batch = engine.run(Request(tokens, seed, 0, range(rollouts), max_new_tokens, drawn, keep=keep, stop=stop))
         engine.forget(tokens)
         rows = batch.responses()
-        values = score(reward, prompt, [policy.decode(row) for row in rows], rows, columns[index] if columns else {})
+        values = score(called, prompt, [policy.decode(row) for row in rows], rows, columns[index] if columns else {})
         episodes += episodes_of(batch, as_numbers(values))
         count += int(batch.lengths.sum())
     network = ValueNetwork.fit(episodes, seed, head=policy.head.fingerprint)

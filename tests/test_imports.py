@@ -1,4 +1,4 @@
-"""Which module knows which: read off the source, nothing is imported. No cycles, and rooms that keep to themselves.
+"""Which module knows which: read off the source, nothing is imported. No cycles, and rooms that know only those above.
 
 An import counts wherever it stands: at the top, inside a function, under TYPE_CHECKING. So does a text that is the full
 name of a module, as in the tables that load their entries on first use. That a module's package is imported before
@@ -6,6 +6,7 @@ it does not count: else a package could not import what is in it.
 """
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import misvo
 
 PACKAGE = Path(misvo.__file__).parent
+PICTURE = Path(__file__).parent.parent / "docs" / "architecture.md"  # its first block is the table of rooms
 
 
 def modules(package):
@@ -72,6 +74,43 @@ def test_no_cycles():
     graph = imports(PACKAGE)
     assert {"misvo.errors", "misvo.prompts"} <= graph["misvo.rewards.contract"]  # the graph is not empty
     assert cycle(graph) is None
+
+
+def rooms(text):
+    """The lines of the picture: module or folder -> how far down it stands."""
+    lines = text.split("```")[1].strip().splitlines()
+    rows = [re.split(r"\s{2,}", line)[0].split(" · ") for line in lines]
+    places = [(name, depth) for depth, row in enumerate(rows) for name in row]
+    assert len(dict(places)) == len(places), "a module stands in two rooms"
+    return dict(places)
+
+
+def room_of(module):
+    return [*module.split("."), "__init__"][1]
+
+
+def upward(graph, depths):
+    """The imports that go down the picture, as "a → b"."""
+    edges = ((name, other) for name, others in graph.items() for other in others)
+    return {f"{a} → {b}" for a, b in edges if depths[room_of(a)] < depths[room_of(b)]}
+
+
+def test_rooms_import_what_stands_above_them():
+    graph, depths = imports(PACKAGE), rooms(PICTURE.read_text(encoding="utf-8"))
+    there = {room_of(name) for name in graph}
+    assert not there - set(depths), "put these into the picture of docs/architecture.md, where they belong"
+    assert not set(depths) - there, "the picture of docs/architecture.md shows what is not there"
+    assert not upward(graph, depths)
+
+
+def test_an_import_from_below_is_found(tmp_path):
+    depths = rooms("A picture:\n```\na · b   first\nc       second\n__init__  last\n```\n")
+    assert depths == {"a": 0, "b": 0, "c": 1, "__init__": 2}
+    files = {"__init__.py": "from made_up import c", "a.py": "", "b.py": "from . import a", "c/__init__.py": ""}
+    package = write(tmp_path, {**files, "c/inner.py": "from made_up.b import x\nfrom made_up import c"})
+    assert not upward(imports(package), depths)
+    write(tmp_path, {"a.py": "def later():\n    from made_up.c.inner import x"})
+    assert upward(imports(package), depths) == {"made_up.a → made_up.c.inner"}
 
 
 def test_no_name_that_only_an_import_would_explain():

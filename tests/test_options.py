@@ -3,14 +3,15 @@
 import json
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
-from bench_helpers import make_world, raw_config
+from bench_helpers import make_world, raw_config, read_lines, to_toml
 from conftest import letter_reward, make_policy
 
 import misvo
 from misvo.bench import config as configs
+from misvo.bench import sweep
 from misvo.settings import METHODS, PRESETS, SAMPLER, Settings
 
 SIZES = {"rollouts": 3, "steps": 2, "max_new_tokens": 5}
@@ -117,6 +118,31 @@ def test_settings_that_a_sweep_shares_go_to_the_methods_that_have_them(world):
     assert (misvo_cell.learning_rate, misvo_cell.sigma2) == (0.7, Settings.sigma2)
     assert (plain.learning_rate, plain.sigma2) == (Settings.learning_rate, Settings.sigma2)
     assert (aisp.learning_rate, aisp.sigma2) == (Settings.learning_rate, 0.3)
+
+
+def test_a_sweep_knows_presets(world, tmp_path):
+    """As a method's own word, as a word for all, and with options that win over it; rows are what `steer` gives."""
+    raw = raw_config(world, seeds=(3,))
+    raw["settings"] = {"preset": "paper", **SIZES}
+    raw["methods"] = [{"preset": "auto"}, {"preset": "auto", "kl_budget": 2.0, "label": "tight"}, {"method": "misvo"}]
+    (tmp_path / "sweep.toml").write_text(to_toml(raw))
+    config = configs.read(tmp_path / "sweep.toml")
+    wanted = {
+        "auto": Settings.from_preset("auto", **SIZES, kl_ref=True),
+        "tight": Settings.from_preset("auto", **SIZES, kl_budget=2.0, kl_ref=True),
+        "misvo": Settings.from_preset("paper", **SIZES, kl_ref=True),
+    }
+    assert {cell.method.label: cell.settings for cell in config.cells()} == wanted
+    sweep.run(config, tmp_path / "r")
+    policy = misvo.Policy.from_pretrained(str(world / "model"))
+    rows = [row for row in read_lines(tmp_path / "r" / "rows.jsonl") if row["prompt"] == "p2"]
+    assert {row["method"] for row in rows} == set(wanted)
+    for row in rows:
+        settings = replace(wanted[row["method"]], seed=3)
+        result = misvo.steer(policy, row["prompt_text"], letter_reward, settings=settings)
+        assert (row["best"]["text"], row["tokens"]) == (result.text, sum(len(c.tokens) for c in result.candidates))
+        assert row["norm"] == result.steering.norm
+    assert len({row["norm"] for row in rows}) == 3
 
 
 def test_a_method_of_a_sweep_has_its_own_options_only(world):

@@ -103,7 +103,7 @@ def test_the_probabilities_of_the_sampler_are_those_of_the_models_forward_pass(s
             logits = smollm2.model(input_ids=torch.tensor([[*prefix.tokens, *tokens]])).logits[0]
         logits = logits[prefix.length - 1 : -1].double() / 0.7
         expected = logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
-        # Two sublayers in each of 30 layers round their longest sum, and so may do both ways to compute the logits.
+        # Behind each other, two sublayers in each of 30 layers round their longest sum.
         config = smollm2.config
-        relative = 2 * config.num_hidden_layers * rounding(torch.float32, config.intermediate_size)
+        relative = rounding(torch.float32, 2 * config.num_hidden_layers * config.intermediate_size)
         assert_within(rollouts.logprobs[row, : len(tokens)], expected, relative * logits.abs().amax(-1))

@@ -99,6 +99,23 @@ def test_a_fitted_network_travels(policy, tmp_path):
         misvo.steer(policy, "a b", letter_reward, **{**options, "value": str(tmp_path)}, preset="paper")
 
 
+def test_training_samples_as_it_is_told_and_takes_no_option_that_it_has_not(policy):
+    """What it scores is what best-of-n samples under the same sampler; what it cannot use is not swallowed."""
+    seen = []
+
+    def watched(completions, **_):
+        seen.extend(completions)
+        return letter_reward(completions)
+
+    sampler = {"temperature": 0.6, "top_p": 0.8, "seed": 3, "max_new_tokens": 8}
+    misvo.train_value(policy, ["a b c"], watched, rollouts=6, **sampler)
+    options = {"method": "best-of-n", "rollouts": 6, "steps": 1, **sampler}
+    plain = misvo.steer(policy, "a b c", letter_reward, **options, preset="paper")
+    assert seen == [c.text for c in plain.candidates]
+    with pytest.raises(TypeError, match="kl_budget"):
+        misvo.train_value(policy, ["a b c"], letter_reward, kl_budget=3.0)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

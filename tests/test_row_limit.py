@@ -57,7 +57,7 @@ def by_hand(memory, mean_laws, shifts, states, prompts=1, rollouts=K):
     for rows in range(256, 0, -1):
         open_prompts = min(prompts, 2 * max(1, rows // rollouts))
         kept = open_prompts * ((mean_laws + shifts) * V + states * rollouts * T * D)
-        columns = -(-(4 + T) // 16) * 16 + (-2 - D // HEADS) % 16  # 4 tokens of prompt; see misvo.rows
+        columns = -(-(4 + T) // 16) * 16 + (-2 - D // HEADS) % 16  # 4 tokens of prompt; see misvo.row_layer
         caches = LAYERS * 2 * D * (rows * columns + open_prompts * 4)
         waiting = max(rows * V, min(2 * 2**20, rows * T * V))  # laws are collected in 8 MiB or more
         race = 16 * min(2**15, rows * V)  # 64 bytes a token

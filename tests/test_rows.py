@@ -8,8 +8,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.cache_utils import DynamicLayer
 
 from misvo import cache as kv
-from misvo.padded import PaddedLayer
-from misvo.rows import Columns, MaskedKeys, RowLayer, visible_width
+from misvo.padded_layer import PaddedLayer
+from misvo.row_layer import Columns, MaskedKeys, RowLayer, visible_width
 
 HEADS, WIDTH = 2, 3
 

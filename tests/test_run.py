@@ -3,6 +3,7 @@
 import pytest
 import torch
 from fakes import FakePolicy, rollouts_of
+from tolerances import assert_within, rounding
 
 import misvo
 from misvo.methods.misvo import leave_one_out
@@ -40,9 +41,12 @@ def test_vectors_move_along_the_score_of_what_earned_more():
     (request,) = run.ask()
     told(run, request, [1.0, 2.0, 6.0])
     rollouts, rewards = rollouts_of(request), torch.tensor([1.0, 2.0, 6.0]).double()
-    chosen = run.head.weight[rollouts.tokens]  # W[y]; m is zero in these rollouts
-    expected = 0.7 * torch.einsum("k,ktd->td", leave_one_out(rewards).float(), chosen) / 3
-    torch.testing.assert_close(run.result.steering.vectors, expected)
+    chosen = run.head.weight[rollouts.tokens].double()  # W[y]; m is zero in these rollouts
+    advantages = torch.tensor([1 - 8 / 2, 2 - 7 / 2, 6 - 3 / 2], dtype=torch.float64)  # against the mean of the others
+    assert torch.equal(leave_one_out(rewards), advantages)
+    terms = 0.7 / 3 * advantages[:, None, None] * chosen  # (K, T, d)
+    bound = rounding(torch.float32, 3 + 3, terms.abs().sum(0))  # three terms, of three factors more each
+    assert_within(run.result.steering.vectors, terms.sum(0), bound)
 
 
 def test_best_of_n_asks_for_everything_at_once_and_takes_answers_in_any_order():

@@ -9,6 +9,8 @@ import pytest
 import torch
 from conftest import letter_reward, make_policy
 from fakes import FakePolicy
+from literal import replay
+from tolerances import assert_near, room
 
 import misvo
 from misvo.interventions import Climb, Noise, Vectors
@@ -40,11 +42,16 @@ def drive(session, until=None):
     return events
 
 
-def same(one, other):
+def same(policy, one, other):
+    """Equal but for the order of sums, which a batch decides: vectors of misvo are as near as rounding lets them be."""
     assert [c.tokens for c in one.candidates] == [c.tokens for c in other.candidates]
     assert [c.reward for c in one.candidates] == [c.reward for c in other.candidates]
-    if one.steering is not None:
-        torch.testing.assert_close(one.steering.vectors, other.steering.vectors)
+    if one.settings.method == "misvo":
+        allowed = room(lambda model: replay(model, policy.encode(one.prompt), one), policy.model, copies=1)
+        assert allowed < 1e-4 * one.steering.norm
+        assert_near(other.steering.vectors, one.steering.vectors, allowed)
+    elif one.steering is not None:  # of aisp: noise and rewards, in which no batch has a part
+        assert torch.equal(one.steering.vectors, other.steering.vectors)
 
 
 CASES = [
@@ -62,7 +69,7 @@ def test_three_prompts_with_three_rewards_and_three_settings_end_as_they_do_alon
         drive(session)
     for handle, (prompt, reward, own) in zip(handles, CASES, strict=True):
         assert handle.state == "done"
-        same(handle.result, misvo.steer(policy, prompt, reward, settings=own))
+        same(policy, handle.result, misvo.steer(policy, prompt, reward, settings=own))
 
 
 def test_one_joins_one_leaves_and_one_fails_while_the_others_decode():
@@ -85,8 +92,8 @@ def test_one_joins_one_leaves_and_one_fails_while_the_others_decode():
         drive(session)
     assert (leaving.state, failing.state, first.state, joining.state) == ("cancelled", "failed", "done", "done")
     assert "not this one" in str(failing.error) and failing.error.result is failing.result
-    same(first.result, misvo.steer(policy, CASES[0][0], CASES[0][1], settings=CASES[0][2]))
-    same(joining.result, misvo.steer(policy, CASES[1][0], CASES[1][1], settings=CASES[1][2]))
+    same(policy, first.result, misvo.steer(policy, CASES[0][0], CASES[0][1], settings=CASES[0][2]))
+    same(policy, joining.result, misvo.steer(policy, CASES[1][0], CASES[1][1], settings=CASES[1][2]))
 
 
 def test_what_is_cancelled_gives_its_memory_back(monkeypatch):

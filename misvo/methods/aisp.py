@@ -18,6 +18,7 @@ from misvo.tie import TIES
 
 class Aisp:
     sequential = True  # a step's noise is added to the mean that the step before it made
+    steers = True
     starts_at_reference = False  # the first step is noisy already
     wants_prefixes: Prefixes = "never"
 

@@ -60,6 +60,10 @@ class Method(Protocol):
         """Whether a step waits for the update of the step before it."""
 
     @property
+    def steers(self) -> bool:
+        """Whether it ever samples from another policy than the reference, so that there is a KL to measure."""
+
+    @property
     def starts_at_reference(self) -> bool:
         """Whether the first step samples from the reference policy."""
 

@@ -5,6 +5,7 @@ from misvo.methods.base import Prefixes, Proposal, Update
 
 class BestOfN:
     sequential = False  # no step waits for another, so all of them may decode at once
+    steers = False
     starts_at_reference = True
     wants_prefixes: Prefixes = "never"
     vectors = None

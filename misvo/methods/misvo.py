@@ -26,6 +26,7 @@ WANTS_PREFIXES: dict[str, Prefixes] = {"response": "never", "cheap": "cheap", "p
 
 class Misvo:
     sequential = True  # a step samples from the policy that the step before it made
+    steers = True
     starts_at_reference = True  # u = 0 at first, so the first step samples from the reference policy
 
     def __init__(self, context):

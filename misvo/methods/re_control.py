@@ -15,6 +15,7 @@ from misvo.value import Episode, ValueNetwork
 
 class ReControl:
     sequential = True  # steering waits for the network
+    steers = True
     wants_prefixes: Prefixes = "never"
     vectors = None
 

@@ -10,7 +10,7 @@ file of its own that loads its model or word list on first use, and the classes 
 import importlib
 
 from misvo.rewards.combine import Clipped, Combined, Standardised, as_reward, load
-from misvo.rewards.contract import Reward, Scores, evaluate, score
+from misvo.rewards.contract import AnyReward, Reward, Scores, evaluate, score
 from misvo.rewards.specs import EMBEDDED
 
 _HOMES = {
@@ -31,6 +31,7 @@ _HOMES = {
 
 __all__ = [
     "EMBEDDED",
+    "AnyReward",
     "Clipped",
     "Combined",
     "Reward",

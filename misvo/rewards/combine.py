@@ -16,10 +16,10 @@ import statistics
 
 from misvo.errors import MisvoError, RewardError
 from misvo.rewards import specs
-from misvo.rewards.contract import Reward, Scores, adapt, evaluate
+from misvo.rewards.contract import AnyReward, Reward, Scores, adapt, evaluate
 
 
-def as_reward(reward) -> Reward:
+def as_reward(reward: AnyReward) -> Reward:
     """A reward from a spec such as "sentiment", or from a callable (`contract.adapt`)."""
     return load(reward) if isinstance(reward, str) else adapt(reward)
 

@@ -9,11 +9,13 @@ matter here: `specs.py` reads it.
 import inspect
 import math
 from collections.abc import Callable
+from typing import Any
 
 from misvo.errors import MisvoError, RewardError, short
 from misvo.prompts import Prompt, as_completion, as_text
 
-Reward = Callable[..., list]
+Reward = Callable[..., list]  # as it is called
+AnyReward = Callable[..., Any] | str  # as users give it: also a function of a text, or what `specs.py` reads
 
 
 class Scores(list):
