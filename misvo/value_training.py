@@ -7,7 +7,7 @@ misvo.steer(policy, prompt, reward, method="re-control", value="value")
 
 from misvo.methods.re_control import episodes_of
 from misvo.numbers import as_numbers
-from misvo.rewards import as_reward, score
+from misvo.rewards import as_reward, insisting, score
 from misvo.rollouts import Keep, Request
 from misvo.sampling import Sampler
 from misvo.settings import Settings
@@ -21,7 +21,8 @@ def train_value(policy, prompts, reward, *, columns=None, rollouts=16, max_new_t
     """
     settings = Settings("re-control", rollouts=rollouts, max_new_tokens=max_new_tokens, seed=seed, **options)
     sampler, keep = Sampler(settings.temperature, settings.top_p), Keep(hidden=True)
-    reward, engine, episodes, count = as_reward(reward), policy.engine(policy.rows_that_fit(None, settings)), [], 0
+    reward = insisting(as_reward(reward), settings.on_reward_error, settings.reward_retries)
+    engine, episodes, count = policy.engine(policy.rows_that_fit(None, settings)), [], 0
     for index, prompt in enumerate(prompts):
         tokens = tuple(policy.encode(prompt))
         batch = engine.run(Request(tokens, seed, 0, range(rollouts), max_new_tokens, sampler, keep=keep))
