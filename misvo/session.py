@@ -10,7 +10,7 @@
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Literal
@@ -283,7 +283,7 @@ def steer_many(
     settings = settings or Settings.from_preset(**options)
     if isinstance(prompts, str):
         raise MisvoError("steer_many takes a list of prompts: use steer for a single one.")
-    if columns is not None and not isinstance(columns, Sequence):
+    if isinstance(columns, Mapping):
         raise MisvoError("columns of steer_many are a list with a dict for each prompt, such as [{'answer': 4}].")
     if columns is not None and len(columns) != len(prompts):
         raise MisvoError(f"there are {len(prompts)} prompts but {len(columns)} rows of columns.")
