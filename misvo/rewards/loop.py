@@ -9,7 +9,7 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Future
 
 from misvo.errors import MisvoError
@@ -19,6 +19,8 @@ def start(awaitable: Awaitable) -> Future:
     """Let the loop work on it; `wait` has what comes of it."""
     loop = _loop(os.getpid())
     if threading.current_thread().name == _THREAD:
+        if isinstance(awaitable, Coroutine):
+            awaitable.close()
         raise MisvoError("an async reward cannot wait for another one that misvo calls: await that one itself.")
     return asyncio.run_coroutine_threadsafe(_awaited(awaitable), loop)
 
