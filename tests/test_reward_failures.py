@@ -56,7 +56,7 @@ def test_only_the_guilty_are_not_scored(fault, says):
     got = call(picky, answer=4)
     assert got == [3.0, None, 2.0, 1.0] and picky.calls == [4, 1, 1, 1, 1]
     assert says in str(got.failure)
-    with pytest.raises(misvo.RewardError, match="bad|no such luck"):
+    with pytest.raises(misvo.RewardError, match=r"bad|no such luck"):
         call(Picky(fault), "raise")
 
 
