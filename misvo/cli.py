@@ -81,6 +81,7 @@ def steer(
         str, typer.Option(help="auto: no tuning needed. paper: Algorithm 1 as printed. Other options win over it.")
     ] = "auto",
     save: Annotated[Path | None, typer.Option(help="Folder for the steering vectors and all responses.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Let `--save` take the place of another run.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Picture of the run: reward by generations, KL by position.")
     ] = None,
@@ -120,7 +121,7 @@ def steer(
     _quiet_libraries()
     from misvo import commands
 
-    commands.steer(prompt, reward, model, load, settings, save, plot, as_json)
+    commands.steer(prompt, reward, model, load, settings, save, plot, as_json, overwrite)
 
 
 @app.command()

@@ -18,7 +18,7 @@ from misvo.settings import PRESETS, SAMPLER, SPEED, STOPS, Settings
 # What everybody needs comes first; these have panels of their own in `misvo steer --help`.
 PANELS = {
     **dict.fromkeys(STOPS, "When to stop early"),
-    **dict.fromkeys((*SPEED, "law_dtype"), "More options"),
+    **dict.fromkeys((*SPEED, "law_dtype", "on_reward_error", "reward_retries"), "More options"),
     "kl_budget": None,
 }
 LEFT_OUT = ("kl_ref", "explicit_fisher")  # always measured; of use to a benchmark alone

@@ -1,13 +1,14 @@
 """The body of `misvo steer`, so that the command line itself stays thin."""
 
-import json
+import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import misvo
 from misvo import prompts, rewards, view
-from misvo.errors import RewardError
-from misvo.result import Result
+from misvo.errors import MisvoError, RewardError
+from misvo.outputs import Outputs
 from misvo.settings import Settings
 
 
@@ -20,36 +21,48 @@ def steer(
     save: Path | None,
     plot: Path | None,
     as_json: bool,
+    overwrite: bool,
 ) -> None:
     prompt = sys.stdin.read() if prompt == "-" else prompt
     prompts.check(prompt)
+    outputs = Outputs(save, plot, as_json, overwrite)
+    outputs.check()
     score = rewards.load(reward)
     with view.loading(model):
         policy = misvo.Policy.from_pretrained(model, **load)
     try:
-        with view.Progress(settings) as progress:
+        with _second_ctrl_c_ends(), view.Progress(settings) as progress:
             result = misvo.steer(policy, prompt, score, settings=settings, on_step=progress.update)
     except (RewardError, KeyboardInterrupt) as error:
-        _rescue(getattr(error, "result", None), save)
+        _rescue(outputs, error, reward)
         raise
-    if save is not None:
-        result.save(save, overwrite=True)
-    if plot is not None:
-        from misvo.plots import plot_run
-
-        plot_run(result, plot)
-    if as_json:
-        print(json.dumps(result.to_dict()))
-    else:
-        view.show(result, reward)
+    problems = outputs.deliver(result, reward)
+    if problems:
+        raise MisvoError("; ".join(problems))
 
 
-def _rescue(result: Result | None, folder: Path | None) -> None:
-    """Keep what was done before something went wrong, and say so; what went wrong is for others to say."""
-    if folder is None or result is None or not result.candidates:
+def _rescue(outputs: Outputs, error: BaseException, reward: str) -> None:
+    """Hand over what was done before something went wrong; what went wrong is for others to say."""
+    result = getattr(error, "result", None)
+    for problem in [] if result is None else outputs.deliver(result, reward, stopped=True):
+        print(f"misvo: {problem}", file=sys.stderr)
+
+
+@contextmanager
+def _second_ctrl_c_ends():
+    """The first Ctrl-C ends the run, which hands over what it has; whoever presses again does not want to wait."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # such as a job that was started with Ctrl-C ignored
+        yield
         return
+
+    def first(*_):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, first)
     try:
-        result.save(folder, overwrite=True)
-        print(f"misvo: what was done until then is in {folder}.", file=sys.stderr)
-    except OSError as error:
-        print(f"misvo: what was done until then could not be saved in {folder}: {error}", file=sys.stderr)
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is first:
+            signal.signal(signal.SIGINT, before)

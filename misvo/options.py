@@ -42,6 +42,8 @@ class SettingsOptions(TypedDict, total=False):
     kl_budget: float | None
     kl_budget_per_token: float | None
     select: str
+    on_reward_error: str
+    reward_retries: int
     stop_reward: float | None
     patience: int | None
     token_budget: int | None

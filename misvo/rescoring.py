@@ -20,7 +20,7 @@ from misvo.errors import MisvoError
 from misvo.prompts import Prompt
 from misvo.result import Candidate, Result
 from misvo.result_files import read_plain
-from misvo.rewards import Scores, as_reward, score
+from misvo.rewards import Scores, TrainerState, as_reward, score
 
 
 class Judged(NamedTuple):
@@ -125,16 +125,14 @@ def rescore(source, reward, *, prompt: Prompt | None = None, columns: dict | Non
     if not candidates:
         raise MisvoError("there are no candidates to score again.")
     candidates = sorted(candidates, key=lambda candidate: (candidate.step, candidate.rollout))
-    reward, values, parts = as_reward(reward), [], {}
+    reward, columns, scores = as_reward(reward), {} if columns is None else columns, []
     for step, group in groupby(candidates, key=lambda candidate: candidate.step):
         group = list(group)
-        scores = score(reward, prompt, [c.text for c in group], [c.tokens for c in group], columns or {})
-        for name, part in scores.parts.items():
-            parts.setdefault(name, [None] * len(values)).extend(part)
-        values += scores
+        texts, tokens = [c.text for c in group], [c.tokens for c in group]
+        scores.append(score(reward, prompt, texts, tokens, columns, TrainerState(step, candidates[-1].step + 1)))
         if progress is not None:
             progress(step)
-    return Rescored(prompt, candidates, Scores(values, parts), choice)
+    return Rescored(prompt, candidates, Scores.joined(scores), choice)
 
 
 def read_columns(path: Path | None) -> dict:

@@ -35,8 +35,7 @@ def write(folder, plain: dict, steering: Steering | None, value: ValueNetwork | 
         text = json.dumps(plain) + "\n"
     except TypeError as error:
         raise MisvoError(f"the result cannot be saved: it holds what JSON cannot ({error}).") from error
-    names = (RESULT, COMMITTED, *STEERING_PARTS, *VALUE_PARTS)
-    if not overwrite and any((folder / name).exists() for name in names):
+    if not overwrite and holds_run(folder):
         raise MisvoError(f"{folder} already holds a run or a steering: give another folder, or overwrite=True.")
     building = folder / BUILDING
     shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
@@ -56,6 +55,11 @@ def write(folder, plain: dict, steering: Steering | None, value: ValueNetwork | 
             raise OSError(f"{folder} could not be written: {error}") from error
         raise
     _settle(folder)
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether saving there would take the place of something."""
+    return any((folder / name).exists() for name in (RESULT, COMMITTED, *STEERING_PARTS, *VALUE_PARTS))
 
 
 def read(folder) -> tuple[dict, Steering | None, ValueNetwork | None]:

@@ -70,6 +70,7 @@ class Run:
         self._asked: set[int] = set()  # steps that are being decoded or scored
         self._reference: Rollouts | None = None  # rollouts of the reference policy, kept for KL_ref
         self._measures = settings.kl_ref and not self.method.starts_at_reference  # wants rollouts for nothing else
+        self._failure_told = False  # that a reward failed on some responses is noted once
         self._started = 0.0  # when the first step was asked for
 
     @property
@@ -133,7 +134,7 @@ class Run:
 
     def settle(self) -> None:
         """Put in order what was done so far, and make the steering of the last vectors."""
-        if self.finished:
+        if self._method is None:  # it is in order, even where somebody ended the measurement that follows
             return
         result, u = self.result, self.method.vectors
         result.candidates.sort(key=lambda candidate: (candidate.step, candidate.rollout))
@@ -186,7 +187,9 @@ class Run:
                 self._reference = replace(rollouts, score_rows=None, fisher_rows=None, mean_probs=None)
         known = [value for value in rewards if value is not None]
         if not known:
-            raise RewardError(f"the reward scored none of the {count} responses of step {step}: all were None.")
+            raise rewards.failure or RewardError(
+                f"the reward scored none of the {count} responses of step {step}: all were None."
+            )
         norm = 0.0 if method.vectors is None else method.vectors.norm().item()
         update = method.update(step, rollouts, Scores(as_numbers(rewards), answer.prefixes))
         stop = update.stop or self._enough(step)
@@ -208,12 +211,20 @@ class Run:
             "seconds": seconds,
             **update.columns,
         }
-        if note := stop or self._note(known, update):
-            row["note"] = note
+        if notes := [note for note in (self._failure(rewards), stop or self._note(known, update)) if note]:
+            row["note"] = "; ".join(notes)
         if rewards.parts:
             row["parts"] = rewards.means()
+        if rewards.extra:
+            row["extra"] = rewards.extra
         result.trace.append(row)
         return row
+
+    def _failure(self, rewards) -> str | None:
+        if rewards.failure is None or self._failure_told:
+            return None
+        self._failure_told = True
+        return str(rewards.failure).rstrip(".")
 
     def _note(self, known, update: Update) -> str | None:
         if update.note is None and min(known) == max(known) and self.method.vectors is not None:

@@ -12,7 +12,7 @@ import torch
 
 from misvo import credit
 from misvo.prompts import Prompt
-from misvo.rewards import Reward, Scores, score
+from misvo.rewards import Reward, Scores, TrainerState, score
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Question:
     columns: dict
     tokens: list[list[int]]
     texts: list[str]
+    state: TrainerState = TrainerState()  # noqa: RUF009, frozen
     prefixes_up_to: int | None = None  # where beginnings are to be scored too: the longest response that there may be
 
 
@@ -37,14 +38,17 @@ class Answer:
 def answer(question: Question, decode: Callable[[list[int]], str]) -> Answer:
     """Call the reward, on the responses and, where that is wanted, on their beginnings."""
     started, prefixes = time.perf_counter(), None
-    rewards = score(question.reward, question.prompt, question.texts, question.tokens, question.columns)
+
+    def ask(texts, tokens):
+        return score(question.reward, question.prompt, texts, tokens, question.columns, question.state)
+
+    rewards = ask(question.texts, question.tokens)
     if question.prefixes_up_to is not None:
 
-        def ask(beginnings):
-            texts = [decode(row) for row in beginnings]
-            return score(question.reward, question.prompt, texts, beginnings, question.columns)
+        def ask_beginnings(tokens):
+            return ask([decode(row) for row in tokens], tokens)
 
-        prefixes = credit.prefix_rewards(question.tokens, rewards, question.prefixes_up_to, ask)
+        prefixes = credit.prefix_rewards(question.tokens, rewards, question.prefixes_up_to, ask_beginnings)
     return Answer(rewards, prefixes, time.perf_counter() - started)
 
 
@@ -65,9 +69,9 @@ class Scorer:
             future.set_exception(error)
         return future
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         for _, pool in self._queues:
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=wait, cancel_futures=True)
         self._queues.clear()
 
     def _queue(self, owner):

@@ -11,7 +11,7 @@
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Literal, Unpack
@@ -22,7 +22,7 @@ from misvo.options import Options
 from misvo.policy import Policy
 from misvo.prompts import Prompt
 from misvo.result import Result
-from misvo.rewards import AnyReward, Reward, as_reward
+from misvo.rewards import AnyReward, Reward, TrainerState, as_reward, check_columns, insisting
 from misvo.rollouts import Request, Rollouts
 from misvo.run import Responses, Run
 from misvo.scoring import Question, Scorer
@@ -88,8 +88,8 @@ class Session:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        self.close()
+    def __exit__(self, kind, *_):
+        self.close(wait=kind is not KeyboardInterrupt)  # who presses Ctrl-C does not wait for a slow reward
 
     def add(
         self, prompt: Prompt, reward: AnyReward, settings: Settings | None = None, columns: dict | None = None
@@ -102,7 +102,8 @@ class Session:
         tokens = tuple(self.policy.encode(prompt))
         self.policy.check_length(len(tokens), settings.max_new_tokens)
         run = Run(prompt, tokens, self.policy.head, settings, self.policy)
-        handle = Handle(run, as_reward(reward), reward, columns or {})
+        scorer = insisting(as_reward(reward), settings.on_reward_error, settings.reward_retries)
+        handle = Handle(run, scorer, reward, check_columns({} if columns is None else columns))
         self._waiting.append(handle)
         return handle
 
@@ -139,11 +140,11 @@ class Session:
         if not handle.ended:
             self._end(handle, "cancelled")
 
-    def close(self) -> None:
-        """Cancel what is left and wait for rewards that are being called."""
+    def close(self, wait: bool = True) -> None:
+        """Cancel what is left and, with `wait`, let rewards end that are being called."""
         for handle in [*self._waiting, *self._running]:
             self.cancel(handle)
-        self._scorer.close()
+        self._scorer.close(wait)
         if self._engine is not None:
             self._engine.close()
 
@@ -173,7 +174,9 @@ class Session:
         wants = run.method.wants_prefixes
         prefixes = wants == "always" or (wants == "cheap" and getattr(handle.reward, "scores_prefixes", False))
         length = run.settings.max_new_tokens if prefixes else None
-        question = Question(handle.reward, run.result.prompt, handle.columns, responses.tokens, responses.texts, length)
+        state = TrainerState(request.step, run.settings.steps)
+        said = (handle.columns, responses.tokens, responses.texts)
+        question = Question(handle.reward, run.result.prompt, *said, state, length)
         alone = len(self._running) + len(self._waiting) == 1
         background = not alone if self.background is None else self.background
         future = self._scorer.submit(handle.owner, question, run.words.decode, background)
@@ -236,6 +239,7 @@ def steer(
     prompt: Prompt,
     reward: AnyReward,
     *,
+    reward_weights: Sequence[float] | None = None,
     settings: Settings | None = None,
     columns: dict | None = None,
     on_step: OnStep | None = None,
@@ -244,18 +248,29 @@ def steer(
     """Optimise steering vectors for one prompt and return the best response seen.
 
     `options` are `preset`, "auto" (no tuning: the default) or "paper" (Algorithm 1 as printed), and any field of
-    `misvo.Settings`; `settings` is such an object in their place. `columns` is a dict handed to the reward beside
-    prompts and completions; `on_step(index, row)` is called with each new trace row.
+    `misvo.Settings`; `settings` is such an object in their place. A list of rewards is their sum with
+    `reward_weights`. `columns` is a dict handed to the reward beside prompts and completions; `on_step(index, row)` is
+    called with each new trace row.
 
     A trace row has: step, mean, max and best reward, unscored (how many rewards were None), norm of u and sequence
-    KL of the policy that was sampled (kl, kl_per_position), tokens, seconds by stage, a note where something was odd.
+    KL of the policy that was sampled (kl, kl_per_position), tokens, seconds by stage, a note where something was odd;
+    parts (means of the parts of a sum and of numbers that the reward logged) and extra (texts that it logged).
 
     Where a reward fails or somebody presses Ctrl-C, the RewardError or KeyboardInterrupt has a `result`: what the run
     had until then, with the vectors of its last update.
     """
     rows = None if columns is None else [columns]
     try:
-        return steer_many(policy, [prompt], reward, settings=settings, columns=rows, on_step=on_step, **options)[0]
+        return steer_many(
+            policy,
+            [prompt],
+            reward,
+            reward_weights=reward_weights,
+            settings=settings,
+            columns=rows,
+            on_step=on_step,
+            **options,
+        )[0]
     except KeyboardInterrupt as interrupt:
         vars(interrupt)["result"] = vars(interrupt).get("results", [None])[0]
         raise
@@ -267,6 +282,7 @@ def steer_many(
     prompts: Sequence[Prompt],
     reward: AnyReward,
     *,
+    reward_weights: Sequence[float] | None = None,
     settings: Settings | None = None,
     columns: Sequence[dict] | None = None,
     on_step: OnStep | None = None,
@@ -282,8 +298,12 @@ def steer_many(
     settings = settings or Settings.from_preset(**options)
     if isinstance(prompts, str):
         raise MisvoError("steer_many takes a list of prompts: use steer for a single one.")
+    if isinstance(columns, Mapping):
+        raise MisvoError("columns of steer_many are a list with a dict for each prompt, such as [{'answer': 4}].")
     if columns is not None and len(columns) != len(prompts):
         raise MisvoError(f"there are {len(prompts)} prompts but {len(columns)} rows of columns.")
+    if reward_weights is not None or isinstance(reward, list | tuple):
+        reward = as_reward(reward, reward_weights)
     with Session(policy) as session:
         handles = [
             session.add(prompt, reward, settings, columns[index] if columns else None)

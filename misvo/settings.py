@@ -54,6 +54,10 @@ SELECTIONS = {
     "best": "the response with the highest reward",
     "ordinary": "the best of those that the reference policy could have said",
 }
+REWARD_ERRORS = {
+    "raise": "the run ends, with what it has",
+    "none": "responses that the reward fails on, one by one, count as not scored",
+}
 LAW_DTYPES = {"float32": "as computed", "bfloat16": "half the memory; misvo.fisher.Fisher bounds the error"}
 DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1, "re-control": 0.0}
 
@@ -163,6 +167,8 @@ class Settings:
         None, "The same in nats per token of the mean response.", POSITIVE, methods=MISVO
     )
     select: str = option("best", "Which response is returned.", names=SELECTIONS)
+    on_reward_error: str = option("raise", "What a failing reward leads to.", names=REWARD_ERRORS)
+    reward_retries: int = option(0, "How often a failing reward is called again first.", INDEX)
     # when to stop before the last step: best-of-n, too, then takes one step after the other
     stop_reward: float | None = option(None, "Stop when a response earns this.", ANY)
     patience: int | None = option(None, "Stop after so many steps without a better one.", COUNT)

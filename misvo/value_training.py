@@ -11,7 +11,7 @@ from misvo.methods.re_control import episodes_of
 from misvo.numbers import as_numbers
 from misvo.policy import Policy
 from misvo.prompts import Prompt
-from misvo.rewards import AnyReward, as_reward, score
+from misvo.rewards import AnyReward, as_reward, insisting, score
 from misvo.rollouts import Keep, Request
 from misvo.sampling import sampler_of
 from misvo.settings import Settings
@@ -28,15 +28,16 @@ def train_value(
     max_new_tokens: int = 512,
     seed: int = 0,
     memory: str | None = None,
-    **sampler,
+    **options,
 ) -> ValueNetwork:
     """Sample `rollouts` responses to each prompt, score them, fit V on their states; `budget` says what it took.
 
-    `sampler` is temperature, top_p and so on, as in `misvo.steer`; what is not given is as the model came.
+    `options` are those of sampling and of rewards that fail, as in `misvo.steer`; the sampler is as the model came.
     """
     sizes = {"rollouts": rollouts, "max_new_tokens": max_new_tokens, "seed": seed, "memory": memory}
-    settings = Settings.from_preset(method="re-control", **sizes, **sampler).for_model(policy.own_sampler)
-    called, episodes, count = as_reward(reward), [], 0
+    settings = Settings.from_preset(method="re-control", **sizes, **options).for_model(policy.own_sampler)
+    called = insisting(as_reward(reward), settings.on_reward_error, settings.reward_retries)
+    episodes, count = [], 0
     encoded = [tuple(policy.encode(prompt)) for prompt in prompts]
     engine = policy.engine(policy.rows_that_fit(None, settings, longest=max(map(len, encoded), default=0)))
     drawn, keep, stop = sampler_of(settings, policy.ends), Keep(hidden=True), settings.stop or ()

@@ -105,7 +105,7 @@ def _course(result) -> Table:
         values = [row[name] for row in result.trace]
         table.add_row(title, sparkline(values), f"{values[0]:.3f} → {values[-1]:.3f}")
     for part in result.trace[0].get("parts", {}):
-        values = [row["parts"].get(part) for row in result.trace]
+        values = [row.get("parts", {}).get(part) for row in result.trace]
         if None not in values:
             table.add_row(f"  {escape(part)}", sparkline(values), f"{values[0]:.3f} → {values[-1]:.3f}")
     kls = [row["kl"] for row in result.trace]

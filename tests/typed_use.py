@@ -23,7 +23,7 @@ def told(policy: misvo.Policy) -> None:
     misvo.steer(policy, "a", len, rollouts="4")  # type: ignore[arg-type]
     misvo.steer(policy, "a", 3.0)  # type: ignore[arg-type]
     misvo.steer_many(policy, ["a"], len, kl_bugdet=4.0)  # type: ignore[call-arg]
-    misvo.steer_many(policy, ["a"], len, top_p=None)  # type: ignore[arg-type]
+    misvo.steer_many(policy, ["a"], len, top_p="all")  # type: ignore[arg-type]
     misvo.Settings.from_preset("auto", topp=0.9)  # type: ignore[call-arg]
     misvo.Settings.from_preset("auto", greedy="yes")  # type: ignore[arg-type]
     misvo.Settings(rollouts="4")  # type: ignore[arg-type]

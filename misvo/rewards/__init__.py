@@ -2,16 +2,18 @@
 
     reward(prompts=[...], completions=[...], **columns) -> list[float | None]
 
-None means "could not score". A plain function of one text, `reward(text) -> float`, serves too. `contract` adapts,
-calls and checks rewards; `specs` reads what a user types; `combine` makes one of several. Each kind of reward is a
-file of its own that loads its model or word list on first use, and the classes below load it too.
+None means "could not score". A plain function of one text, `reward(text) -> float`, serves too, and each may be async.
+`contract` adapts, calls and checks rewards; `specs` reads what a user types; `combine` makes one of several. Each
+kind of reward is a file of its own that loads its model or word list on first use, and the classes below load it too.
 """
 
 import importlib
 
 from misvo.rewards.combine import Clipped, Combined, Standardised, as_reward, load
-from misvo.rewards.contract import AnyReward, Reward, Scores, evaluate, score
+from misvo.rewards.contract import AnyReward, Reward, Scores, check_columns, evaluate, score
+from misvo.rewards.failures import insisting
 from misvo.rewards.specs import EMBEDDED
+from misvo.rewards.trainer import TrainerState
 
 _HOMES = {
     "RewardModel": "misvo.rewards.reward_model",
@@ -37,8 +39,11 @@ __all__ = [
     "Reward",
     "Scores",
     "Standardised",
+    "TrainerState",
     "as_reward",
+    "check_columns",
     "evaluate",
+    "insisting",
     "load",
     "score",
     *_HOMES,

@@ -7,21 +7,47 @@ The trace then has, step by step, the means of `quality`, `quality/raw` (before 
 before its weight. A response that one part could not score (None) is not scored at all. Penalties on length and
 repetition are rewards of their own (`penalties.py`) and enter a sum like any other.
 
-A part may be a text that a user types, and such a text may be a sum: so what turns one into a reward is here too.
+A part may be a text that a user types, and such a text may be a sum: so what turns one into a reward is here too, and
+what makes a sum of the list of rewards that TRL's users give.
 """
 
+import functools
 import json
 import math
 import statistics
+from collections.abc import Sequence
+from contextlib import contextmanager
 
 from misvo.errors import MisvoError, RewardError
 from misvo.rewards import specs
-from misvo.rewards.contract import AnyReward, Reward, Scores, adapt, evaluate
+from misvo.rewards.contract import AnyReward, Composite, Reward, Scores, adapt, begin
 
 
-def as_reward(reward: AnyReward) -> Reward:
-    """A reward from a spec such as "sentiment", or from a callable (`contract.adapt`)."""
+def as_reward(reward: AnyReward, weights: Sequence[float] | None = None) -> Reward:
+    """A reward from a spec such as "sentiment", from a callable (`contract.adapt`), or from a list of such.
+
+    A list is a sum with `weights`, 1 where none are given; its parts have the names of the functions and may abstain.
+    """
+    if isinstance(reward, list | tuple):
+        weights = [1.0] * len(reward) if weights is None else weights
+        if not isinstance(weights, list | tuple) or len(weights) != len(reward):
+            raise MisvoError(f"reward_weights must be a list of {len(reward)} numbers, one for each reward.")
+        names = _names(reward)
+        return Combined(dict(zip(names, reward, strict=True)), dict(zip(names, weights, strict=True)), may_abstain=True)
+    if weights is not None:
+        raise MisvoError("reward_weights goes with a list of rewards, such as reward=[f, g].")
     return load(reward) if isinstance(reward, str) else adapt(reward)
+
+
+def _names(rewards) -> list[str]:
+    """What each reward is called; the second of a name is `name_2`."""
+    names: list[str] = []
+    for reward in rewards:
+        plain = reward.func if isinstance(reward, functools.partial) else reward
+        name = plain if isinstance(plain, str) else getattr(plain, "__name__", type(plain).__name__)
+        numbered = (f"{name}_{number}" for number in range(2, len(rewards) + 2))
+        names.append(next(free for free in (name, *numbered) if free not in names))
+    return names
 
 
 def load(spec: str) -> Reward:
@@ -52,10 +78,13 @@ def _load_term(term):
     return Clipped(load(inner), low, high)
 
 
-class Combined:
-    """Σ weight × part. `parts` maps names to rewards or specs, `weights` names to numbers (1 where none is given)."""
+class Combined(Composite):
+    """Σ weight × part. `parts` maps names to rewards or specs, `weights` names to numbers (1 where none is given).
 
-    def __init__(self, parts: dict, weights: dict[str, float] | None = None):
+    With `may_abstain`, a part that gives None for all responses is left out: in TRL's lists it is for another task.
+    """
+
+    def __init__(self, parts: dict, weights: dict[str, float] | None = None, may_abstain: bool = False):
         if not parts:
             raise MisvoError("a combined reward needs at least one part.")
         weights = weights or {}
@@ -66,41 +95,75 @@ class Combined:
             _finite(f"the weight of {name!r}", weight)
         self.parts = {name: as_reward(part) for name, part in parts.items()}
         self.weights = {name: float(weights.get(name, 1.0)) for name in parts}
+        self.may_abstain = may_abstain
 
     @property
     def scores_prefixes(self) -> bool:
         return all(getattr(part, "scores_prefixes", False) for part in self.parts.values())
 
     def fresh(self) -> "Combined":
-        return Combined(self.parts, self.weights)
+        return Combined(self.parts, self.weights, self.may_abstain)
 
-    def __call__(self, prompts, completions, **columns):
-        totals, shown = [0.0] * len(completions), {}
+    def over(self, change) -> "Combined":
+        return Combined({name: change(part) for name, part in self.parts.items()}, self.weights, self.may_abstain)
+
+    def begin(self, prompts, completions, **columns):
+        pending = {}
         for name, part in self.parts.items():
-            try:
-                values = evaluate(part, prompts, completions, **columns)
-            except RewardError as error:
-                raise RewardError(f"in the part {name!r}, {error}") from error
-            shown[name] = list(values)
-            shown |= {f"{name}/{inner}": inner_values for inner, inner_values in values.parts.items()}
+            with _named(name):
+                pending[name] = begin(part, prompts, completions, **columns)
+        return lambda: self._sum(pending, len(completions))
+
+    def _sum(self, pending, count):
+        total, abstained = Scores([0.0] * count), 0
+        for name, finish in pending.items():
+            with _named(name):
+                values = finish()
+            total.parts[name] = list(values)
+            total.parts |= {f"{name}/{inner}": inner_values for inner, inner_values in values.parts.items()}
+            total.extra |= {f"{name}/{inner}": texts for inner, texts in values.extra.items()}
+            if values.failure is not None and total.failure is None:
+                total.failure = _in_part(name, values.failure)
+            if self.may_abstain and values.failure is None and not any(value is not None for value in values):
+                abstained += 1
+                continue
             weight = self.weights[name]
-            totals = [
-                None if total is None or value is None else total + weight * value
-                for total, value in zip(totals, values, strict=True)
+            total[:] = [
+                None if so_far is None or value is None else so_far + weight * value
+                for so_far, value in zip(total, values, strict=True)
             ]
-        return Scores(totals, shown)
+        if abstained == len(pending):
+            total[:] = [None] * count
+        return total
 
 
-class _Mapped:
+@contextmanager
+def _named(name):
+    try:
+        yield
+    except RewardError as error:
+        raise _in_part(name, error) from error
+
+
+def _in_part(name, error):
+    return RewardError(f"in the part {name!r}, {error}")
+
+
+class _Mapped(Composite):
     """A reward whose values go through a function; the values before it are the part `raw`."""
 
     def __init__(self, reward):
         self.reward = as_reward(reward)
 
-    def __call__(self, prompts, completions, **columns):
-        raw = evaluate(self.reward, prompts, completions, **columns)
-        inner = {f"raw/{name}": values for name, values in raw.parts.items()}
-        return Scores(self.map(prompts, raw), {"raw": [*raw], **inner})
+    def begin(self, prompts, completions, **columns):
+        pending = begin(self.reward, prompts, completions, **columns)
+
+        def finish():
+            raw = pending()
+            parts, extra = ({f"raw/{name}": row for name, row in table.items()} for table in (raw.parts, raw.extra))
+            return Scores(self.map(prompts, raw), {"raw": [*raw], **parts}, extra, raw.failure)
+
+        return finish
 
 
 class Clipped(_Mapped):
@@ -117,6 +180,9 @@ class Clipped(_Mapped):
 
     def fresh(self) -> "Clipped":
         return Clipped(self.reward, self.low, self.high)
+
+    def over(self, change) -> "Clipped":
+        return Clipped(change(self.reward), self.low, self.high)
 
     def map(self, prompts, raw):
         return [None if value is None else min(max(value, self.low), self.high) for value in raw]
@@ -145,6 +211,9 @@ class Standardised(_Mapped):
 
     def fresh(self) -> "Standardised":
         return Standardised(self.reward, *(self.given or ()))
+
+    def over(self, change) -> "Standardised":
+        return Standardised(change(self.reward), *(self.given or ()))
 
     def map(self, prompts, raw):
         keys = [json.dumps(prompt, sort_keys=True) for prompt in prompts]

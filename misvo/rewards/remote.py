@@ -61,7 +61,9 @@ class Remote:
                 raise MisvoError(f"{name}={value!r} is no option of a remote reward: give {known} a number.") from None
         return cls(url, **given)
 
-    def __call__(self, prompts, completions, completion_ids=None, **columns):
+    def __call__(
+        self, prompts, completions, completion_ids=None, trainer_state=None, log_metric=None, log_extra=None, **columns
+    ):
         rows = {"prompts": prompts, "completions": completions, **columns}
         starts = range(0, len(completions), self.batch_size)
         bodies = [{name: list(values[i : i + self.batch_size]) for name, values in rows.items()} for i in starts]
