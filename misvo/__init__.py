@@ -19,6 +19,7 @@ _HOMES = {
     "Session": "misvo.session",
     "train_value": "misvo.value_training",
     "rescore": "misvo.rescoring",
+    "Judge": "misvo.judge",
     "ValueNetwork": "misvo.value",
     "Settings": "misvo.settings",
     "Result": "misvo.result",
