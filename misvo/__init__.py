@@ -20,6 +20,7 @@ _HOMES = {
     "train_value": "misvo.value_training",
     "rescore": "misvo.rescoring",
     "Judge": "misvo.judge",
+    "panel": "misvo.invasiveness",
     "ValueNetwork": "misvo.value",
     "Settings": "misvo.settings",
     "Result": "misvo.result",

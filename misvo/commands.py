@@ -20,10 +20,13 @@ def steer(
     save: Path | None,
     plot: Path | None,
     as_json: bool,
+    judge: str | None = None,
+    held_out: str | None = None,
 ) -> None:
     prompt = sys.stdin.read() if prompt == "-" else prompt
     prompts.check(prompt)
     score = rewards.load(reward)
+    readers = _readers(judge, held_out)
     with view.loading(model):
         policy = misvo.Policy.from_pretrained(model, **load)
     try:
@@ -32,6 +35,9 @@ def steer(
     except (RewardError, KeyboardInterrupt) as error:
         _rescue(getattr(error, "result", None), save)
         raise
+    panel = misvo.panel(result, **readers) if readers else None
+    if panel is not None:
+        result.panel = panel.to_dict()
     if save is not None:
         result.save(save, overwrite=True)
     if plot is not None:
@@ -42,6 +48,20 @@ def steer(
         print(json.dumps(result.to_dict()))
     else:
         view.show(result, reward)
+        if panel is not None:
+            view.print_table(panel)
+
+
+def _readers(judge: str | None, held_out: str | None) -> dict:
+    """What reads the responses when the run is done, loaded before it: what is missing is said at once."""
+    readers: dict = {}
+    if judge is not None:
+        with view.loading(judge):
+            readers["judge"] = misvo.Judge.from_pretrained(judge)
+    if held_out is not None:
+        rewards.load(held_out)
+        readers["held_out"] = held_out
+    return readers
 
 
 def _rescue(result: Result | None, folder: Path | None) -> None:

@@ -49,6 +49,7 @@ class Result:
     reference: Candidate | None = None  # what the model said before any steering, where that was sampled
     value: object = None  # re-control: the value network, ready for save_pretrained
     prefill_seconds: float = 0.0
+    panel: dict | None = None  # what `misvo.panel` made of it, as plain data, where it was asked for
 
     @property
     def best(self) -> Candidate:
@@ -109,6 +110,7 @@ class Result:
             "settings": self.settings.to_dict(),
             "value_network": self.value is not None,
             "prefill_seconds": self.prefill_seconds,
+            "panel": self.panel,
             "trace": self.trace,
             "candidates": [vars(candidate) for candidate in self.candidates],
         }
@@ -138,6 +140,7 @@ class Result:
                 _reference(plain.get("reference"), candidates),
                 value,
                 take({"prefill_seconds": 0.0, **plain}, "prefill_seconds", number),
+                plain.get("panel"),
             )
         except MisvoError:
             raise
