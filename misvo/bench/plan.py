@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from misvo import tasks
-from misvo.bench.config import Cell, Config
+from misvo.bench.config import Cell, Config, Model, TaskEntry
+from misvo.prompts import render
 from misvo.settings import deciding
 
 FORMAT = "misvo-run-1"
@@ -72,6 +73,8 @@ class Plan:
             },
             "seeds": list(config.seeds),
             "encoder": encoder,
+            "judge": config.judge,
+            "held_out": config.held_out,
             "save_vectors": config.save_vectors,
         }
 
@@ -80,14 +83,8 @@ def make_plan(config: Config) -> Plan:
     """Load and sample the tasks, and cut every cell and seed into chunks: models outside, then seeds."""
     loaded, notes = {}, []
     for entry in config.tasks:
-        if entry.own_prompts and (entry.data is None or not Path(entry.data).is_file()):
-            missing = entry.data or "its file"
-            task = tasks.load("prompts", None, entry.reward)
-            notes.append(f"{missing} is not there: the task {entry.label} uses {task.source} in its place.")
-            count = entry.prompts and min(entry.prompts, len(task.rows))
-        else:
-            task, count = tasks.load(entry.name, entry.data, entry.reward), entry.prompts
-        loaded[entry.label] = task.sample(count, entry.sample_seed)
+        loaded[entry.label], note = load_task(entry, config.models[0])
+        notes += [note] if note else []
     size, chunks, cells = config.prompts_per_batch, [], config.cells()
     for model in config.models:
         for seed in config.seeds:
@@ -97,6 +94,24 @@ def make_plan(config: Config) -> Plan:
                     rows = tuple(task.rows[start : start + size])
                     chunks.append(Chunk(cell, seed, rows, task.reward_spec))
     return Plan(config, loaded, chunks, notes)
+
+
+def load_task(entry: TaskEntry, model: Model) -> tuple[tasks.Task, str | None]:
+    """The prompts that an entry asks for, and a note where they are others; `model` counts their tokens."""
+    note, count = None, entry.prompts
+    if entry.own_prompts and (entry.data is None or not Path(entry.data).is_file()):
+        task = tasks.load("prompts", None, entry.reward)
+        note = f"{entry.data or 'its file'} is not there: the task {entry.label} uses {task.source} in its place."
+        count = count and min(count, len(task.rows))
+    else:
+        task = tasks.load(entry.name, entry.data, entry.reward).since(entry.first)
+        if entry.longest is not None:
+            tokenizer = model.tokenizer()
+            task = task.no_longer_than(entry.longest, lambda prompt: len(render(tokenizer, prompt)))
+    task = task.sample(count, entry.sample_seed)
+    if entry.more_data is not None:
+        task = task.followed_by(tasks.load(entry.name, entry.more_data, entry.reward))
+    return task, note
 
 
 def _plain(thing, drop=()):

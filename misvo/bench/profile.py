@@ -9,10 +9,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from misvo import tasks
 from misvo.bench import config as configs
 from misvo.bench.environment import PeakMemory, environment
 from misvo.bench.folder import write_atomically
+from misvo.bench.plan import load_task
 from misvo.bench.work import stage_seconds
 from misvo.errors import MisvoError
 from misvo.view import counting
@@ -33,7 +33,7 @@ def run(config: configs.Config, warmup: int | None = None, prompts: int | None =
     """Measure every cell of the config on its first seed."""
     warmup = config.warmup if warmup is None else warmup
     cells = config.cells()
-    loaded = {entry.label: tasks.load(entry.name, entry.data, entry.reward) for entry in config.tasks}
+    loaded = {entry.label: load_task(replace(entry, prompts=None), config.models[0])[0] for entry in config.tasks}
     policies, measured = {}, []
     counts = {}
     for entry in config.tasks:

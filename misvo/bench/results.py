@@ -17,6 +17,19 @@ from misvo.bench.folder import CONFIG, ENVIRONMENT, read_config, read_json, whol
 from misvo.bench.sweep import latest
 from misvo.errors import MisvoError
 
+GAIN = "gain"
+# What a reader sees: figure of a row -> heading
+READINGS = {
+    "reward": "Reward returned ↑",
+    "raw_best.reward": "Best reward seen ↑",
+    GAIN: "Last step's mean, reference SDs ↑",
+    "kl_per_token": "KL per token ↓",
+    "fluency": "Fluency ↑",
+    "coherence": "Coherence ↑",
+    "diversity": "Diversity ↑",
+    "held_out": "Held-out reward ↑",
+}
+
 
 @dataclass
 class Cell:
@@ -40,17 +53,13 @@ class Cell:
         """Mean ± standard deviation over seeds of a row's figure; None where no row has it."""
         by_seed = defaultdict(list)
         for row in self.rows:
-            if row.get(name) is not None:
-                by_seed[row["seed"]].append(row[name])
+            if figure(row, name) is not None:
+                by_seed[row["seed"]].append(figure(row, name))
         return metrics.over_seeds(by_seed) if by_seed else None
 
     def by_prompt(self, name: str) -> dict[str, float]:
         """A row's figure for each prompt, averaged over seeds."""
-        values = defaultdict(list)
-        for row in self.rows:
-            if row.get(name) is not None:
-                values[row["prompt"]].append(row[name])
-        return {prompt: float(np.mean(found)) for prompt, found in values.items()}
+        return _averaged((row["prompt"], figure(row, name)) for row in self.rows)
 
     def over_prompts(self, name: str) -> metrics.Spread | None:
         values = self.by_prompt(name)
@@ -84,6 +93,8 @@ class Results:
     errors: list[tuple[str, str]]  # where, message
     environments: list[dict]
     encoders: set[str]
+    judges: set[str]
+    held_out: set[str]  # specs of rewards that no method saw
 
     def models(self, task: str) -> list[str]:
         return list(dict.fromkeys(cell.model for cell in self.cells if cell.task == task and cell.rows))
@@ -92,15 +103,54 @@ class Results:
         return [cell for cell in self.cells if cell.model == model and cell.task == task and cell.rows]
 
     def baseline(self, model: str, task: str) -> Cell | None:
-        return next((cell for cell in self.of(model, task) if cell.is_baseline), None)
+        """Best-of-n: the cell of that name, or the first one where it is called something else."""
+        cells = [cell for cell in self.of(model, task) if cell.is_baseline]
+        return next((cell for cell in cells if cell.method == "best-of-n"), cells[0] if cells else None)
+
+    def gains(self, cell: Cell) -> dict[str, float]:
+        """The last step's mean reward above the reference, in the reference's standard deviations, for each prompt.
+
+        The reference are the responses of best-of-n to the same prompt and seed, else those of the cell's own first
+        step. A prompt whose reference responses all earn the same has no such unit, and is left out.
+        """
+        baseline = self.baseline(cell.model, cell.task)
+        known = {(row["prompt"], row["seed"]): row.get("reference_rewards") for row in (baseline or cell).rows}
+        found = []
+        for row in cell.rows:
+            reference = known.get((row["prompt"], row["seed"])) or row.get("reference_rewards")
+            if reference is not None and reference["std"]:
+                found.append((row["prompt"], (row["trace"][-1]["mean"] - reference["mean"]) / reference["std"]))
+        return _averaged(found)
+
+    def readings(self, cell: Cell) -> dict[str, dict[str, float]]:
+        """Each figure of the table of what a reader sees, by prompt."""
+        found = {name: self.gains(cell) if name == GAIN else cell.by_prompt(name) for name in READINGS}
+        return {name: values for name, values in found.items() if values}
 
 
-def against_baseline(results: Results, cell: Cell) -> metrics.Difference | None:
-    """Paired bootstrap of the reward against best-of-n on the same prompts."""
+def against_baseline(results: Results, cell: Cell, name: str = "reward") -> metrics.Difference | None:
+    """Paired bootstrap of a reading against best-of-n on the same prompts."""
     baseline = results.baseline(cell.model, cell.task)
     if baseline is None or baseline is cell:
         return None
-    return metrics.paired_bootstrap(cell.by_prompt("reward"), baseline.by_prompt("reward"))
+    ours, theirs = results.readings(cell).get(name, {}), results.readings(baseline).get(name, {})
+    return metrics.paired_bootstrap(ours, theirs)
+
+
+def figure(row: dict, name: str) -> float | None:
+    """A figure of a row, `raw_best.reward` for one inside another; None where it has none, as runs of old."""
+    for part in name.split("."):
+        row = (row or {}).get(part)
+    return row
+
+
+def _averaged(pairs) -> dict[str, float]:
+    """The mean of the values of each prompt that are known."""
+    values = defaultdict(list)
+    for prompt, value in pairs:
+        if value is not None:
+            values[prompt].append(value)
+    return {prompt: float(np.mean(found)) for prompt, found in values.items()}
 
 
 def best_of_n_kl(n: int) -> float:
@@ -110,7 +160,7 @@ def best_of_n_kl(n: int) -> float:
 
 def load(folders: list[Path]) -> Results:
     """Read run folders, finished or not, and profiles."""
-    results = Results([], {}, [], [], [], [], set())
+    results = Results([], {}, [], [], [], [], set(), set(), set())
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise MisvoError(f"there is no run folder {folder}.")
@@ -129,6 +179,8 @@ def _add_run(results, folder):
     if (folder / ENVIRONMENT).exists():
         results.environments += read_json(folder / ENVIRONMENT)[-1:]
     results.encoders.add(resolved["encoder"])
+    results.judges |= {resolved["judge"]} - {None}
+    results.held_out |= {resolved["held_out"]} - {None}
     rows = latest(whole_rows(folder)[0]).values()
     for label, task in resolved["tasks"].items():
         known = results.tasks.setdefault(label, task)

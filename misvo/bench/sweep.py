@@ -11,15 +11,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from misvo import metrics
 from misvo.bench.config import Config
 from misvo.bench.environment import environment
 from misvo.bench.folder import CONFIG, SUMMARY, RunFolder, read_json, whole_rows
 from misvo.bench.plan import KEY, make_plan
 from misvo.bench.progress import SweepProgress
+from misvo.bench.reader import Reader, Text
 from misvo.bench.trackers import open_trackers, scalars
-from misvo.bench.work import Worker
-from misvo.errors import MisvoError
+from misvo.bench.work import Outcome, Worker
+from misvo.errors import MisvoError, RewardError
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,10 @@ class LocalPool:
 def run(config: Config, folder, *, pool=None, report_to=(), retry_errors=False) -> Done:
     """Do what `folder` does not have yet of this sweep. `pool` hands chunks to workers; None works here."""
     plan = make_plan(config)
-    encoder_name, encoder = _encoder(config, Path(folder))
-    resolved = plan.resolved(encoder_name)
+    reader = _reader(config, Path(folder))
+    if not (Path(folder) / CONFIG).exists():
+        reader.load()  # before there is a folder that would be held to a judge that cannot be had
+    resolved = plan.resolved(reader.encoder_name)
     pool = pool or LocalPool()
     try:
         with RunFolder(folder, resolved, environment()) as run_folder:
@@ -62,8 +64,10 @@ def run(config: Config, folder, *, pool=None, report_to=(), retry_errors=False) 
             todo = [chunk for chunk in plan.chunks if not done.issuperset(chunk.keys)]
             total = sum(len(chunk.rows) for chunk in plan.chunks)
             finished = total - sum(len(chunk.rows) for chunk in todo)
+            if todo:
+                reader.load()
             trackers = open_trackers(report_to, run_folder.path, resolved)
-            writer, before = _Writer(run_folder, plan, encoder, trackers), len(run_folder.done)
+            writer, before = _Writer(run_folder, plan, reader, trackers), len(run_folder.done)
             try:
                 with SweepProgress(todo, finished, pool.workers) as progress:
                     for note in plan.notes:
@@ -92,22 +96,38 @@ def run(config: Config, folder, *, pool=None, report_to=(), retry_errors=False) 
 class _Writer:
     """Adds what only the writer knows, commits, and tells the trackers."""
 
-    def __init__(self, folder, plan, encoder, trackers):
-        self.folder, self.encoder, self.trackers = folder, encoder, trackers
-        self.prompts = {(label, row.id): row.prompt for label, task in plan.tasks.items() for row in task.rows}
+    def __init__(self, folder, plan, reader, trackers):
+        self.folder, self.reader, self.trackers = folder, reader, trackers
+        self.prompts = {(label, row.id): row for label, task in plan.tasks.items() for row in task.rows}
         self.rewards = defaultdict(list)
 
     def write(self, outcome):
+        if "error" not in outcome.row:
+            try:
+                self._read(outcome)
+            except RewardError as error:  # of the held-out reward: the prompt has no whole row
+                outcome = Outcome({**{name: outcome.row[name] for name in KEY}, "error": f"held_out: {error}"}, [])
         row = outcome.row
-        if "error" not in row and self.encoder is not None:
-            prompt = self.prompts[row["task"], row["prompt"]]
-            row["coherence"] = metrics.coherence(self.encoder, prompt, row["best"]["text"])
         self.folder.append(row, outcome.candidates, outcome.steering)
         if self.trackers and "error" not in row:
             rewards = self.rewards[row["model"], row["task"], row["method"]]
             rewards.append(row["reward"])
             for tracker in self.trackers:
                 tracker.log(scalars(row, sum(rewards) / len(rewards)), len(self.folder.done))
+
+    def _read(self, outcome):
+        """Have what was returned, the raw best and the first response of the reference read."""
+        row = outcome.row
+        asked = self.prompts[row["task"], row["prompt"]]
+        tokens = {(c["step"], c["rollout"]): c["tokens"] for c in outcome.candidates}
+        places = {name: (row[name]["step"], row[name]["rollout"]) for name in ("best", "raw_best")}
+        if row["reference"] is not None and row["reference"]["step"] == 0:  # else it was not scored either
+            places["reference"] = (row["reference"]["step"], row["reference"]["rollout"])
+        texts = {place: Text(row[name]["text"], tokens[place]) for name, place in places.items()}  # often the same one
+        figures = dict(zip(texts, self.reader.read(asked.prompt, asked.columns, [*texts.values()]), strict=True))
+        row |= figures[places.pop("best")]
+        for name, place in places.items():
+            row[name] |= figures[place]
 
 
 def latest(rows: list[dict]) -> dict[tuple, dict]:
@@ -136,9 +156,9 @@ def summarise(folder: Path) -> dict:
     return {"cells": cells, "complete": all(cell["missing"] == 0 for cell in cells.values())}
 
 
-def _encoder(config, folder):
-    """The encoder of coherence; a run that began with one keeps it, whatever `auto` would find today."""
+def _reader(config, folder) -> Reader:
+    """Who reads what was returned; a run that began with an encoder keeps it, whatever `auto` would find today."""
     name = config.encoder
     if name == "auto" and (folder / CONFIG).exists():
         name = read_json(folder / CONFIG).get("encoder", name)
-    return metrics.load_encoder(name)
+    return Reader(name, config.judge, config.held_out)

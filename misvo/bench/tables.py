@@ -1,13 +1,13 @@
-"""The paper's five tables from a `Results`, each once as rows of text; Markdown and LaTeX only differ in dress.
+"""The tables of a report from a `Results`, each once as rows of text; Markdown and LaTeX only differ in dress.
 
-SHP and MBPP+ (any task: reward, diversity, coherence, ± over seeds, difference to best-of-n), policy deviation (± over
-prompts), regularizer ablation, profile.
+The paper's five: SHP and MBPP+ (any task: reward, diversity, coherence, ± over seeds, difference to best-of-n), policy
+deviation (± over prompts), regularizer ablation, profile. And what a reader sees, each figure against best-of-n.
 """
 
 from dataclasses import dataclass
 
-from misvo.bench.results import Results, against_baseline
-from misvo.metrics import Spread
+from misvo.bench.results import READINGS, Results, against_baseline
+from misvo.metrics import Spread, spread
 
 NAMES = {"misvo": "MISVO", "aisp": "AISP", "re-control": "RE-Control", "best-of-n": "BoN"}
 TITLES = {"shp": "SHP", "mbpp-plus": "MBPP+", "humaneval": "HumanEval", "prompts": "Prompts"}
@@ -48,7 +48,7 @@ class Table:
 
 def all_tables(results: Results) -> list[Table]:
     made = [task_table(results, label) for label in results.tasks]
-    made += [deviation_table(results), ablation_table(results), profile_table(results)]
+    made += [reader_table(results), deviation_table(results), ablation_table(results), profile_table(results)]
     return [table for table in made if table.rows]
 
 
@@ -82,6 +82,28 @@ def task_table(results: Results, label: str) -> Table:
         "best response of K·N, mean ± std over seeds"
     )
     return Table(label, caption, columns, rows, best)
+
+
+def reader_table(results: Results) -> Table:
+    """What a reader sees of each method: means over prompts, and what they differ by from best-of-n."""
+    shown = [cell for cell in results.cells if cell.rows and cell.by_prompt("kl_per_token")]  # not of runs of old
+    names = [name for name in READINGS if any(name in results.readings(cell) for cell in shown)]
+    rows = []
+    for cell in shown:
+        readings, figures = results.readings(cell), []
+        for name in names:
+            mean = f"{spread(readings[name].values()).mean:.3f}" if name in readings else ABSENT
+            difference = against_baseline(results, cell, name)
+            figures.append(mean if difference is None else f"{mean}: {interval(difference)}")
+        rows.append([cell.model, cell.task, method_name(cell), *figures])
+    readers = [f"fluency in nats per token of {name}" for name in sorted(results.judges)]
+    readers += [f"coherence by {name}" for name in sorted(results.encoders - {"none"})]
+    readers += [f"held-out reward {spec}" for spec in sorted(results.held_out)]
+    caption = (
+        "What a reader sees: mean over prompts, and the paired difference from best-of-n [95 % bootstrap interval]"
+    )
+    caption += f" ({', '.join([*readers, 'KL of the policy that sampled the last step, in nats'])})"
+    return Table("reader", caption, ["Model", "Task", "Method", *(READINGS[name] for name in names)], rows, set())
 
 
 def deviation_table(results: Results) -> Table:

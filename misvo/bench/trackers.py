@@ -57,7 +57,7 @@ def scalars(row: dict, mean: float) -> dict:
     """What is logged of a row; `mean` is the cell's mean reward so far."""
     where = "/".join((row["model"], row["task"], row["method"]))
     values = {"reward": row["reward"], "mean_reward": mean, "diversity": row["diversity"], "kl": row["kl"]}
-    values |= {name: row[name] for name in ("coherence", "norm", "kl_ref")}
+    values |= {name: row[name] for name in ("coherence", "fluency", "held_out", "norm", "kl_ref")}
     values["seconds"] = row["seconds"]["wall"]
     return {f"{where}/{name}": value for name, value in values.items() if value is not None}
 

@@ -84,20 +84,25 @@ def _steer(policy, reward, chunk, indices, on_step) -> list[Outcome]:
 def _outcome(policy, key, result, wall, peak) -> Outcome:
     from misvo.metrics import diversity
 
-    name = dict(zip(KEY, key, strict=True))
-    best, trace, steering = result.best, result.trace, result.steering
+    name, settings = dict(zip(KEY, key, strict=True)), result.settings
+    best, raw, trace, steering = result.best, _raw_best(result), result.trace, result.steering
     row = {
         **name,
         "prompt_text": result.prompt,
         "reward": best.reward,
-        "best": {"step": best.step, "rollout": best.rollout, "text": best.text},
-        "reference": result.reference and {"text": result.reference.text, "reward": result.reference.reward},
+        "best": _place(best),
+        "raw_best": {**_place(raw), "reward": raw.reward, "diversity": diversity(raw.text)},  # whatever select says
+        "reference": result.reference and {**_place(result.reference), "reward": result.reference.reward},
         "diversity": diversity(best.text),
-        "coherence": None,  # the writer has the encoder
+        "coherence": None,  # the writer has the encoder, the judge and the held-out reward
+        "fluency": None,
+        "held_out": None,
+        "reference_rewards": _reference_rewards(result),
         "norm": steering.norm if steering is not None else (trace[-1]["norm"] or None),
         "kl_ref": None if result.kl_ref is None else result.kl_ref.total,
         "kl_ref_per_position": None if result.kl_ref is None else result.kl_ref.per_position,
         "kl": trace[-1]["kl"],
+        "kl_per_token": trace[-1]["kl"] * settings.rollouts / trace[-1]["tokens"],  # of the last step, too
         "kl_per_position": trace[-1]["kl_per_position"],  # of the last step; the trace keeps totals
         "trace": [{k: v for k, v in step.items() if k not in ("kl_per_position", "seconds")} for step in trace],
         "responses": len(result.candidates),
@@ -112,6 +117,26 @@ def _outcome(policy, key, result, wall, peak) -> Outcome:
     for candidate in candidates:
         del candidate["token_kl"]  # 1.6 times as large as all the rest
     return Outcome(row, candidates, steering)
+
+
+def _place(candidate) -> dict:
+    return {"step": candidate.step, "rollout": candidate.rollout, "text": candidate.text}
+
+
+def _raw_best(result):
+    """The highest reward that was seen, also where `select` passes it over."""
+    return max((c for c in result.candidates if c.reward is not None), key=lambda candidate: candidate.reward)
+
+
+def _reference_rewards(result) -> dict | None:
+    """Mean and deviation of the rewards of responses that the reference policy gave; None where it gave none."""
+    from misvo.metrics import spread
+
+    settings, reference = result.settings, result.reference
+    if reference is None or reference.step != 0:  # the first step was steered
+        return None
+    steps = settings.steps if settings.method == "best-of-n" else max(1, settings.collecting_steps)
+    return vars(spread(c.reward for c in result.candidates if c.step < steps and c.reward is not None))
 
 
 def stage_seconds(result) -> dict[str, float]:

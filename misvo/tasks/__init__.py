@@ -49,6 +49,27 @@ class Task:
         plain = [[row.id, row.prompt, row.columns] for row in self.rows]
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
+    def since(self, first: int) -> "Task":
+        """The rows from index `first` on."""
+        if first >= len(self.rows):
+            raise MisvoError(
+                f"the task {self.name} has {len(self.rows)} prompts ({self.source}), none from {first} on."
+            )
+        return replace(self, rows=self.rows[first:])
+
+    def no_longer_than(self, longest: int, length) -> "Task":
+        """The rows whose prompts have at most `longest` tokens; `length(prompt)` counts them."""
+        rows = [row for row in self.rows if length(row.prompt) <= longest]
+        if not rows:
+            raise MisvoError(f"the task {self.name} has no prompt of at most {longest} tokens ({self.source}).")
+        return replace(self, rows=rows)
+
+    def followed_by(self, other: "Task") -> "Task":
+        """The rows of this task and then those of another; the reward is this one's."""
+        rows, source = [*self.rows, *other.rows], f"{self.source} and {other.source}"
+        _check_ids(rows, source)
+        return replace(self, rows=rows, source=source)
+
     def sample(self, count: int | None, seed: int | None = None) -> "Task":
         """`count` rows drawn without replacement by `seed`, in the task's order; the first ones without a seed."""
         if count is None or (seed is None and count >= len(self.rows)):
@@ -67,12 +88,16 @@ def load(name: str, data=None, reward: str | None = None) -> Task:
     source, rows = module.read(data)
     if not rows:
         raise MisvoError(f"the task {name} has no prompts: {source} is empty.")
+    _check_ids(rows, source)
+    return Task(name, rows, reward or module.REWARD, source)
+
+
+def _check_ids(rows, source):
     seen = set()
     for row in rows:
         if row.id in seen:
             raise MisvoError(f"two prompts of {source} have the id {row.id!r}: ids must differ.")
         seen.add(row.id)
-    return Task(name, rows, reward or module.REWARD, source)
 
 
 def load_reward(spec: str):
