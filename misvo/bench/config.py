@@ -12,7 +12,7 @@
     first = 100                   # leave out the rows before this one, counted from 0
     longest = 150                 # leave out prompts of more tokens, in those of the first model
     prompts = 8                   # of what is left, drawn by sample_seed; the first ones where that is not given
-    more_data = "more.jsonl"      # prompts of another file behind these, all of them
+    more_data = "more.jsonl"      # prompts of another file between these, all of them
     [[methods]]
     method = "misvo"              # with any other field of misvo.Settings
 

@@ -80,7 +80,10 @@ class Plan:
 
 
 def make_plan(config: Config) -> Plan:
-    """Load and sample the tasks, and cut every cell and seed into chunks: models outside, then seeds."""
+    """Load and sample the tasks, and cut every cell and seed into chunks.
+
+    Models are outside, then seeds, then batches of prompts: a sweep that is cut short has all methods on some prompts.
+    """
     loaded, notes = {}, []
     for entry in config.tasks:
         loaded[entry.label], note = load_task(entry, config.models[0])
@@ -88,11 +91,11 @@ def make_plan(config: Config) -> Plan:
     size, chunks, cells = config.prompts_per_batch, [], config.cells()
     for model in config.models:
         for seed in config.seeds:
-            for cell in [cell for cell in cells if cell.model is model]:
-                task = loaded[cell.task.label]
-                for start in range(0, len(task.rows), size):
-                    rows = tuple(task.rows[start : start + size])
-                    chunks.append(Chunk(cell, seed, rows, task.reward_spec))
+            for start in range(0, max(len(task.rows) for task in loaded.values()), size):
+                for cell in [cell for cell in cells if cell.model is model]:
+                    task = loaded[cell.task.label]
+                    if rows := tuple(task.rows[start : start + size]):
+                        chunks.append(Chunk(cell, seed, rows, task.reward_spec))
     return Plan(config, loaded, chunks, notes)
 
 
@@ -110,7 +113,7 @@ def load_task(entry: TaskEntry, model: Model) -> tuple[tasks.Task, str | None]:
             task = task.no_longer_than(entry.longest, lambda prompt: len(render(tokenizer, prompt)))
     task = task.sample(count, entry.sample_seed)
     if entry.more_data is not None:
-        task = task.followed_by(tasks.load(entry.name, entry.more_data, entry.reward))
+        task = task.mixed_with(tasks.load(entry.name, entry.more_data, entry.reward))
     return task, note
 
 

@@ -14,6 +14,7 @@ import json
 import random
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 
 from misvo.errors import MisvoError
 from misvo.tasks.row import CODE, Row
@@ -64,9 +65,10 @@ class Task:
             raise MisvoError(f"the task {self.name} has no prompt of at most {longest} tokens ({self.source}).")
         return replace(self, rows=rows)
 
-    def followed_by(self, other: "Task") -> "Task":
-        """The rows of this task and then those of another; the reward is this one's."""
-        rows, source = [*self.rows, *other.rows], f"{self.source} and {other.source}"
+    def mixed_with(self, other: "Task") -> "Task":
+        """The rows of this task and of another in turn, so that a few of them are of both; the reward is this one's."""
+        pairs = zip_longest(self.rows, other.rows)
+        rows, source = [row for pair in pairs for row in pair if row is not None], f"{self.source} and {other.source}"
         _check_ids(rows, source)
         return replace(self, rows=rows, source=source)
 
