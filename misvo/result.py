@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass, field, fields
 
 from misvo import prompts, result_files, result_view
-from misvo.candidate import Candidate, number, numbers, ordinary, take
+from misvo.candidate import Candidate, number, numbers, ordinary, take, wholes
 from misvo.errors import MisvoError
 from misvo.prompts import Prompt
 from misvo.settings import Settings
@@ -39,7 +39,7 @@ class Moved:
 class Result:
     """The outcome for one prompt. `trace` has a dict per step; see docs in `misvo.steer`."""
 
-    prompt: Prompt
+    prompt: Prompt  # as the reward saw it: token ids by their text
     settings: Settings
     candidates: list[Candidate] = field(default_factory=list)
     trace: list[dict] = field(default_factory=list)
@@ -49,6 +49,7 @@ class Result:
     reference: Candidate | None = None  # what the model said before any steering, where that was sampled
     value: object = None  # re-control: the value network, ready for save_pretrained
     prefill_seconds: float = 0.0
+    prompt_ids: list[int] = field(default_factory=list)  # what the model read
 
     @property
     def best(self) -> Candidate:
@@ -98,6 +99,7 @@ class Result:
         best = result_view.best_of(self)
         return {
             "prompt": self.prompt,
+            "prompt_ids": self.prompt_ids,
             "text": best and best.text,
             "reward": best and best.reward,
             "best": best and {"step": best.step, "rollout": best.rollout},
@@ -115,9 +117,9 @@ class Result:
 
     @classmethod
     def from_dict(cls, plain: dict, steering: Steering | None = None, value=None) -> "Result":
-        """What `to_dict` made, also before it knew of `token_kl`, `value_network` and `prefill_seconds`."""
+        """What `to_dict` made, also before it knew of token_kl, value_network, prefill_seconds and prompt_ids."""
         try:
-            prompts.check(plain["prompt"])
+            prompts.check_form(plain["prompt"])
             settings = _settings(plain["settings"])
             candidates = [Candidate.from_dict(row) for row in take(plain, "candidates", _is_list)]
             if settings.select == "ordinary" and any(c.ref_logprob is None for c in candidates):
@@ -138,6 +140,7 @@ class Result:
                 _reference(plain.get("reference"), candidates),
                 value,
                 take({"prefill_seconds": 0.0, **plain}, "prefill_seconds", number),
+                take({"prompt_ids": [], **plain}, "prompt_ids", wholes),
             )
         except MisvoError:
             raise

@@ -17,8 +17,8 @@ from typing import Literal
 
 from misvo.engine import Engine, Ticket
 from misvo.errors import MisvoError, RewardError
-from misvo.policy import Policy
-from misvo.prompts import Prompt
+from misvo.policy import Policy, as_policy
+from misvo.prompts import Prompt, shown
 from misvo.result import Result
 from misvo.rewards import Reward, as_reward
 from misvo.rollouts import Request, Rollouts
@@ -73,8 +73,8 @@ class _Scoring:
 class Session:
     """Drives runs on an engine; where none is given, one is made at the first step that holds what was added so far."""
 
-    def __init__(self, policy: Policy, engine: Engine | None = None, background: bool | None = None):
-        self.policy, self._engine = policy, engine
+    def __init__(self, policy: Policy | str, engine: Engine | None = None, background: bool | None = None):
+        self.policy, self._engine = as_policy(policy), engine
         self.background = background  # rewards in threads of their own; None: while there is more than one run
         self._scorer = Scorer()
         self._scoring: list[_Scoring] = []
@@ -94,9 +94,10 @@ class Session:
     ) -> Handle:
         """Queue a prompt. What is wrong with it is said here, before any work."""
         settings = settings or Settings.from_preset()
-        tokens = tuple(self.policy.encode(prompt))
+        template = settings.chat_template_kwargs
+        tokens = tuple(self.policy.encode(prompt, raw=settings.raw, chat_template_kwargs=template))
         self.policy.check_length(len(tokens), settings.max_new_tokens)
-        run = Run(prompt, tokens, self.policy.head, settings, self.policy)
+        run = Run(shown(prompt, self.policy.decode), tokens, self.policy.head, settings, self.policy)
         handle = Handle(run, as_reward(reward), reward, columns or {})
         self._waiting.append(handle)
         return handle
@@ -226,7 +227,7 @@ class Session:
 
 
 def steer(
-    policy: Policy,
+    policy: Policy | str,
     prompt: Prompt,
     reward: Reward,
     *,
@@ -236,6 +237,9 @@ def steer(
     **options,
 ) -> Result:
     """Optimise steering vectors for one prompt and return the best response seen.
+
+    `policy` is a `Policy`, or a name or folder that `Policy.from_pretrained` takes. `prompt` is a string, a list of
+    chat messages (an assistant's last one is continued) or a list of token ids.
 
     `options` are `preset`, "auto" (no tuning: the default) or "paper" (Algorithm 1 as printed), and any field of
     `misvo.Settings`; `settings` is such an object in their place. `columns` is a dict handed to the reward beside
@@ -256,7 +260,7 @@ def steer(
 
 
 def steer_many(
-    policy: Policy,
+    policy: Policy | str,
     prompts: Sequence[Prompt],
     reward: Reward,
     *,

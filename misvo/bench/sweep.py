@@ -63,7 +63,7 @@ def run(config: Config, folder, *, pool=None, report_to=(), retry_errors=False) 
             total = sum(len(chunk.rows) for chunk in plan.chunks)
             finished = total - sum(len(chunk.rows) for chunk in todo)
             trackers = open_trackers(report_to, run_folder.path, resolved)
-            writer, before = _Writer(run_folder, plan, encoder, trackers), len(run_folder.done)
+            writer, before = _Writer(run_folder, encoder, trackers), len(run_folder.done)
             try:
                 with SweepProgress(todo, finished, pool.workers) as progress:
                     for note in plan.notes:
@@ -92,16 +92,14 @@ def run(config: Config, folder, *, pool=None, report_to=(), retry_errors=False) 
 class _Writer:
     """Adds what only the writer knows, commits, and tells the trackers."""
 
-    def __init__(self, folder, plan, encoder, trackers):
+    def __init__(self, folder, encoder, trackers):
         self.folder, self.encoder, self.trackers = folder, encoder, trackers
-        self.prompts = {(label, row.id): row.prompt for label, task in plan.tasks.items() for row in task.rows}
         self.rewards = defaultdict(list)
 
     def write(self, outcome):
         row = outcome.row
         if "error" not in row and self.encoder is not None:
-            prompt = self.prompts[row["task"], row["prompt"]]
-            row["coherence"] = metrics.coherence(self.encoder, prompt, row["best"]["text"])
+            row["coherence"] = metrics.coherence(self.encoder, row["prompt_text"], row["best"]["text"])
         self.folder.append(row, outcome.candidates, outcome.steering)
         if self.trackers and "error" not in row:
             rewards = self.rewards[row["model"], row["task"], row["method"]]

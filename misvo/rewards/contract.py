@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from misvo.errors import MisvoError, RewardError, short
-from misvo.prompts import Prompt, as_completion, as_text
+from misvo.prompts import Prompt, as_text, to_reward
 
 Reward = Callable[..., list]
 
@@ -71,7 +71,7 @@ def score(reward: Reward, prompt: Prompt, texts: list[str], tokens: list[list[in
     """Score the responses of a step to one prompt; `columns` holds one value of each column for all of them."""
     count = len(texts)
     columns = {name: [value] * count for name, value in columns.items()}
-    completions = [as_completion(prompt, text) for text in texts]
+    prompt, completions = to_reward(prompt, texts)
     return evaluate(reward, [prompt] * count, completions, completion_ids=tokens, **columns)
 
 
