@@ -5,11 +5,12 @@ shows first whether the hub answers at all, and what it showed holds for the who
 names load from the cache of this machine, or fail at once. A folder asks nobody.
 """
 
+import contextlib
 import queue
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 
 from huggingface_hub import constants, is_offline_mode
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -19,6 +20,7 @@ from misvo.errors import first_line, said, short
 
 PATIENCE = 5.0  # seconds for the one request, whatever it waits for: a name to be found, a connection, an answer
 UNREACHED = (502, 503, 504)  # what a proxy says of a hub that it cannot reach
+_alone = Lock()
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,25 @@ class Source:
 
     name: str
     barrier: str | None = None
+    silent: bool = False  # whether that is because the hub does not answer
 
     @property
     def local_files_only(self) -> bool:
         return self.barrier is not None
+
+    @contextlib.contextmanager
+    def reading(self):
+        """Load inside of this. Not every question of the libraries heeds `local_files_only`, so where the hub is silent
+        they are offline for as long as this takes."""
+        if not self.silent:
+            yield
+            return
+        with _alone:
+            before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+            try:
+                yield
+            finally:
+                constants.HF_HUB_OFFLINE = before
 
     def explain(self, error: BaseException) -> str:
         """Why loading failed, in one line."""
@@ -51,7 +68,9 @@ def find(name, local_files_only: bool = False) -> Source:
     if is_offline_mode():
         return Source(name, "HF_HUB_OFFLINE is set")
     why = silence(constants.ENDPOINT)
-    return Source(name, why and f"the hub at {constants.ENDPOINT} does not answer ({why})")
+    if why is None:
+        return Source(name)
+    return Source(name, f"the hub at {constants.ENDPOINT} does not answer ({why})", silent=True)
 
 
 def is_id(name: str) -> bool:
@@ -78,7 +97,7 @@ def silence(endpoint: str) -> str | None:
 def _ask(endpoint: str) -> str | None:
     """One request, by the client that downloads would use, with its proxies and certificates: any answer will do."""
     try:
-        status = get_session().head(endpoint, timeout=PATIENCE, follow_redirects=False).status_code
+        status = get_session().head(endpoint, timeout=2 * PATIENCE, follow_redirects=False).status_code
     except Exception as error:  # no name, no route, no certificate, a proxy that refuses: each has errors of its own
         return short(said(error), 100)
     return f"HTTP {status}" if status in UNREACHED else None

@@ -62,7 +62,7 @@ def load(name, *, dtype="auto", device=None, device_map=None, torch_dtype=None, 
         options["local_files_only"] = True
     shared = {option: value for option, value in options.items() if option in OF_BOTH}
     try:
-        with embedded.quiet() if known else nullcontext():
+        with source.reading(), embedded.quiet() if known else nullcontext():
             tokenizer = AutoTokenizer.from_pretrained(folder, **shared)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=device_map, **options)
         return (model if device is None else model.to(device)).eval(), tokenizer

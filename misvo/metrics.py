@@ -42,8 +42,9 @@ class ClsEncoder:
         source = hub.find(name)
         local = {"local_files_only": source.local_files_only}
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(name, **local)
-            self.model = AutoModel.from_pretrained(name, dtype=torch.float32, **local).eval()
+            with source.reading():
+                self.tokenizer = AutoTokenizer.from_pretrained(name, **local)
+                self.model = AutoModel.from_pretrained(name, dtype=torch.float32, **local).eval()
         except (OSError, ValueError) as error:
             reason = source.explain(error)
             raise MisvoError(

@@ -68,7 +68,7 @@ class RewardModel:
         place = hub.find(name)
         source["local_files_only"] = place.local_files_only
         try:
-            with embedded.quiet():
+            with place.reading(), embedded.quiet():
                 tokenizer = AutoTokenizer.from_pretrained(name, **source)
                 model, report = AutoModelForSequenceClassification.from_pretrained(
                     name, dtype=dtype, output_loading_info=True, **source
