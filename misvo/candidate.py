@@ -66,6 +66,10 @@ def numbers(value) -> bool:
     return isinstance(value, list) and all(map(number, value))
 
 
+def wholes(value) -> bool:
+    return isinstance(value, list) and all(map(whole, value))
+
+
 def take(row: dict, name: str, holds):
     """An entry that must be there and be what `holds` says; KeyError or TypeError else, with its name."""
     if not holds(row[name]):
@@ -76,7 +80,7 @@ def take(row: dict, name: str, holds):
 FIELDS = {
     "step": whole,
     "rollout": whole,
-    "tokens": lambda value: isinstance(value, list) and all(map(whole, value)),
+    "tokens": wholes,
     "text": lambda value: isinstance(value, str),
     "reward": lambda value: value is None or (number(value) and math.isfinite(value)),
     "ref_logprob": lambda value: value is None or number(value),

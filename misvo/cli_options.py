@@ -6,8 +6,10 @@ torch.
 
 import dataclasses
 import inspect
+import json
 import types
 import typing
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -57,7 +59,8 @@ def _parameter(field):
         says = f"{says} [default: {default}]"
     flags = [f"--{field.name.replace('_', '-')}", *([short] if short else [])]
     kind = bool if field.type is bool else _plain(field.type) | None
-    option = typer.Option(*flags, help=says, rich_help_panel=_panel(field), show_default=False)
+    parser = _json_object if kind == Mapping | None else None
+    option = typer.Option(*flags, help=says, rich_help_panel=_panel(field), show_default=False, parser=parser)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -71,6 +74,16 @@ def _panel(field):
     if field.name in PANELS:
         return PANELS[field.name]
     return None if methods is None else f"Options of {' and '.join(methods)}"
+
+
+def _json_object(text: str) -> dict:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f'give a JSON object such as {{"enable_thinking": false}}, not {text!r}.')
+    return value
 
 
 def _plain(kind):

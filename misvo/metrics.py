@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from misvo.errors import MisvoError, first_line
+from misvo.errors import MisvoError
 from misvo.prompts import Prompt, as_text
 
 SIMCSE = "princeton-nlp/sup-simcse-bert-base-uncased"
@@ -37,11 +37,19 @@ class ClsEncoder:
         import torch
         from transformers import AutoModel, AutoTokenizer
 
+        from misvo import hub
+
+        source = hub.find(name)
+        local = {"local_files_only": source.local_files_only}
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(name)
-            self.model = AutoModel.from_pretrained(name, dtype=torch.float32).eval()
+            with source.reading():
+                self.tokenizer = AutoTokenizer.from_pretrained(name, **local)
+                self.model = AutoModel.from_pretrained(name, dtype=torch.float32, **local).eval()
         except (OSError, ValueError) as error:
-            raise MisvoError(f"no sentence encoder could be loaded from {name!r} ({first_line(error)})") from error
+            reason = source.explain(error)
+            raise MisvoError(
+                f"no sentence encoder could be loaded from {name!r}: {reason}; give 'minilm', an id or a folder."
+            ) from error
 
     def __call__(self, texts: list[str]):
         import torch

@@ -14,6 +14,8 @@ from misvo import cache as kv
 from misvo import footprint
 from misvo.errors import MisvoError
 from misvo.head import Head
+from misvo.int8 import Int8Linear
+from misvo.linear import PackedLinear
 from misvo.settings import Settings, parse_bytes
 
 # Names under which configs keep a scalar on the logits, and what it multiplies them by.
@@ -61,6 +63,23 @@ class Model:
     @property
     def device(self) -> torch.device:
         return self.body.get_input_embeddings().weight.device
+
+    @property
+    def place(self) -> str:
+        """The device that the model stands on, or all of them where it is spread."""
+        return " + ".join(sorted({str(weight.device) for weight in self.model.parameters()}))
+
+    @property
+    def precision(self) -> str:
+        """What weights are kept in, by torch's name."""
+        quantized = any(isinstance(layer, Int8Linear) for layer in self.body.modules())
+        return "int8" if quantized else str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def parameter_count(self) -> int:
+        """Numbers in the model, those of layers that hold their weights in an order of their own too."""
+        own = [layer for layer in self.body.modules() if isinstance(layer, PackedLinear | Int8Linear)]
+        return self.model.num_parameters() + sum(layer.in_features * layer.out_features for layer in own)
 
     @property
     def context_length(self) -> int | None:

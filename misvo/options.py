@@ -6,7 +6,7 @@ no torch.
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field
 from typing import TypedDict
 
@@ -28,6 +28,8 @@ class SettingsOptions(TypedDict, total=False):
     min_new_tokens: int | None
     stop: tuple[str, ...] | None
     seed: int
+    raw: bool
+    chat_template_kwargs: Mapping | None
     kl_ref: bool
     max_rows: int | None
     memory: str | None

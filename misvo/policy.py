@@ -1,13 +1,13 @@
 """A frozen model and its tokenizer, ready to be steered: what users load, sample from and hand to `misvo.steer`."""
 
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Mapping
+from os import PathLike
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch import nn
 
-from misvo import embedded, int8, linear
+from misvo import embedded, int8, linear, loading
 from misvo.engines.torch import TorchEngine
-from misvo.errors import MisvoError, first_line
+from misvo.errors import MisvoError
 from misvo.footprint import MOST_ROWS
 from misvo.interventions import Vectors
 from misvo.model import Model
@@ -16,6 +16,7 @@ from misvo.prompts import Prompt, render
 from misvo.rollouts import Request
 from misvo.sampling import sampler_of
 from misvo.settings import SAMPLER, Settings
+from misvo.steering import as_steering
 from misvo.text import before_stop
 
 
@@ -39,47 +40,44 @@ class Policy(Model):
         trust_remote_code=False,
         quantize=None,
         compile=False,
+        **options,
     ) -> "Policy":
         """Load an embedded model by its name, or any causal LM by Hugging Face id or folder.
 
         `quantize="int8"` makes the linear layers of the body int8, on a CPU: another policy, close to the first one,
         that sampling, scores, Fisher matrices and KLs all speak of. `compile=True` compiles the body, for GPUs: on a
-        CPU the layers that are packed without it are quicker (docs/speed.md).
+        CPU the layers that are packed without it are quicker (docs/speed.md). `options` go to transformers: `token`,
+        `subfolder`, `cache_dir`, `local_files_only`, `attn_implementation`, `quantization_config`, `max_memory`, …
         """
-        known = name in embedded.MODELS
-        folder = embedded.model_folder(name) if known else name
-        options = {"revision": revision, "trust_remote_code": trust_remote_code}
-        try:
-            with embedded.quiet() if known else nullcontext():
-                tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-                model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=device_map, **options)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            kind = "folder" if Path(str(name)).is_dir() else "name"
-            raise MisvoError(
-                f"no model could be loaded from the {kind} {name!r}: give an embedded name "
-                f"({', '.join(embedded.MODELS)}), a Hugging Face id or a folder ({first_line(error)})"
-            ) from error
-        if device is not None:
-            model = model.to(device)
+        options |= {"revision": revision, "trust_remote_code": trust_remote_code}
+        model, tokenizer = loading.load(name, dtype=dtype, device=device, device_map=device_map, **options)
         if quantize is not None:
             int8.quantize(model.base_model, quantize)
         elif not compile:  # a compiler makes its own choice of kernels
             linear.pack(model.base_model)
         if compile:
             model.base_model.compile(dynamic=True)
-        own_sampler = embedded.MODELS[name].sampler if known else None
-        return cls(model.eval(), tokenizer, str(name), own_sampler)
+        own_sampler = embedded.MODELS[str(name)].sampler if str(name) in embedded.MODELS else None
+        return cls(model, tokenizer, str(name), own_sampler)
 
     def __repr__(self):
-        return f"Policy({self.name!r}, {self.head.vocab_size} tokens × {self.head.hidden_size})"
+        return f"Policy({self.name!r}, {_rounded(self.parameter_count)} parameters, {self.precision}, {self.place})"
 
     def engine(self, max_rows: int = MOST_ROWS) -> TorchEngine:
         """Something that decodes requests for this policy, so many rows at a time."""
         return TorchEngine(self, max_rows)
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a string or of chat messages, through the chat template where the model has one."""
-        return render(self.tokenizer, prompt)
+    def encode(self, prompt: Prompt, *, raw: bool = False, chat_template_kwargs: Mapping | None = None) -> list[int]:
+        """Token ids of a string or of chat messages, through the chat template where the model has one.
+
+        `raw=True` leaves the template out; `chat_template_kwargs` are handed to it, as in {"enable_thinking": False}.
+        """
+        tokens = render(self.tokenizer, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
+        if max(tokens, default=0) >= self.head.vocab_size:
+            raise MisvoError(
+                f"the prompt holds the token id {max(tokens)}, but {self.name} has {self.head.vocab_size} tokens."
+            )
+        return tokens
 
     def decode(self, tokens) -> str:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -97,14 +95,18 @@ class Policy(Model):
         max_new_tokens: int | None = None,
         seed: int = 0,
         strength: float = 1.0,
+        raw: bool = False,
+        chat_template_kwargs: Mapping | None = None,
         **sampler,
     ) -> str | list[str]:
         """Sample from the (steered) policy: one text, or a list of `samples` texts.
 
-        `sampler` is temperature, top_p, top_k, min_p, min_new_tokens and stop; what is not given is as in the run that
-        made the steering, else as the model came. `strength` multiplies the vectors. Beyond the steering's length,
-        vectors that were tied across positions go on, and others end.
+        `steering` is a `Steering`, the folder of one, or a `Result`; `strength` multiplies its vectors. Beyond its
+        length, vectors that were tied across positions go on, and others end. `sampler` is temperature, top_p, top_k,
+        min_p, min_new_tokens and stop; what is not given is as in the run that made the steering, else as the model
+        came. `raw` and `chat_template_kwargs` are those of `encode`.
         """
+        steering = None if steering is None else as_steering(steering)
         if max_new_tokens is None:
             max_new_tokens = 512 if steering is None else len(steering.vectors)
         if steering is not None:
@@ -115,7 +117,7 @@ class Policy(Model):
         inherited = {name: made_with[name] for name in SAMPLER if name in made_with}
         settings = Settings.from_preset(**sizes, **{**inherited, **sampler}).for_model(self.own_sampler)
         request = Request(
-            prompt=tuple(self.encode(prompt)),
+            prompt=tuple(self.encode(prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)),
             seed=seed,
             step=0,
             rollouts=range(settings.rollouts),
@@ -128,3 +130,24 @@ class Policy(Model):
         responses = self.engine(rows).run(request).responses()
         texts = [before_stop(self.decode(tokens), settings.stop) for tokens in responses]
         return texts if samples is not None else texts[0]
+
+
+def as_policy(thing) -> Policy:
+    """A policy as it is, or by the name or folder that `Policy.from_pretrained` takes."""
+    if isinstance(thing, str | PathLike):
+        return Policy.from_pretrained(thing)
+    if isinstance(thing, nn.Module):
+        raise MisvoError(
+            f"a {type(thing).__name__} alone cannot be steered: give misvo.Policy(model, tokenizer) in its place."
+        )
+    if not hasattr(thing, "engine"):
+        raise MisvoError(f"a policy is a misvo.Policy, a name or a folder, not {type(thing).__name__}.")
+    return thing
+
+
+def _rounded(count: int) -> str:
+    """135M for 134,515,008."""
+    size, unit = next(
+        (size, unit) for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K"), (1, "")) if count >= 0.9995 * size
+    )
+    return f"{count / size:.3g}{unit}"

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass, field, fields
 
 from misvo import prompts, result_files, result_view, selection
-from misvo.candidate import Candidate, number, numbers, take
+from misvo.candidate import Candidate, number, numbers, take, wholes
 from misvo.errors import MisvoError
 from misvo.prompts import Prompt
 from misvo.settings import Settings
@@ -39,7 +39,7 @@ class Moved:
 class Result:
     """The outcome for one prompt. `trace` has a dict per step; see docs in `misvo.steer`."""
 
-    prompt: Prompt
+    prompt: Prompt  # as the reward saw it: token ids by their text
     settings: Settings
     candidates: list[Candidate] = field(default_factory=list)
     trace: list[dict] = field(default_factory=list)
@@ -51,6 +51,7 @@ class Result:
     prefill_seconds: float = 0.0
     pieces: list[str] = field(default_factory=list)  # the texts of the tokens of `best`
     panel: dict | None = None  # what `misvo.panel` made of it, as plain data, where it was asked for
+    prompt_ids: list[int] = field(default_factory=list)  # what the model read
 
     @property
     def best(self) -> Candidate:
@@ -112,6 +113,7 @@ class Result:
         best = result_view.best_of(self)
         return {
             "prompt": self.prompt,
+            "prompt_ids": self.prompt_ids,
             "text": best and best.text,
             "reward": best and best.reward,
             "best": best and {"step": best.step, "rollout": best.rollout},
@@ -133,7 +135,7 @@ class Result:
     def from_dict(cls, plain: dict, steering: Steering | None = None, value=None) -> "Result":
         """What `to_dict` made, also before it knew of all that it has now."""
         try:
-            prompts.check(plain["prompt"])
+            prompts.check_form(plain["prompt"])
             settings = _settings(plain["settings"])
             candidates = [Candidate.from_dict(row) for row in take(plain, "candidates", _is_list)]
             if settings.select == "ordinary" and any(c.ref_logprob is None for c in candidates):
@@ -156,6 +158,7 @@ class Result:
                 take({"prefill_seconds": 0.0, **plain}, "prefill_seconds", number),
                 take({"pieces": [], **plain}, "pieces", _are_texts),
                 plain.get("panel"),
+                take({"prompt_ids": [], **plain}, "prompt_ids", wholes),
             )
         except MisvoError:
             raise

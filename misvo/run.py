@@ -64,7 +64,7 @@ class Run:
         self._method: Method | None = METHODS[settings.method](Context(head, tokens, self.sampler, settings))
         # Where a step may be the last one, the next is not begun before it is scored, whatever the method allows.
         self.sequential = self.method.sequential or settings.may_stop
-        self.result = Result(prompt, settings)
+        self.result = Result(prompt, settings, prompt_ids=list(tokens))
         self.finished = False
         self._steps_left = deque(range(settings.steps))
         self._asked: set[int] = set()  # steps that are being decoded or scored

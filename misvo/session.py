@@ -19,8 +19,8 @@ from typing import Literal, Unpack
 from misvo.engine import Engine, Ticket
 from misvo.errors import MisvoError, RewardError
 from misvo.options import Options
-from misvo.policy import Policy
-from misvo.prompts import Prompt
+from misvo.policy import Policy, as_policy
+from misvo.prompts import Prompt, shown
 from misvo.result import Result
 from misvo.rewards import AnyReward, Reward, TrainerState, as_reward, check_columns, insisting
 from misvo.rollouts import Request, Rollouts
@@ -75,8 +75,8 @@ class _Scoring:
 class Session:
     """Drives runs on an engine; where none is given, one is made at the first step that holds what was added so far."""
 
-    def __init__(self, policy: Policy, engine: Engine | None = None, background: bool | None = None):
-        self.policy, self._engine = policy, engine
+    def __init__(self, policy: Policy | str, engine: Engine | None = None, background: bool | None = None):
+        self.policy, self._engine = as_policy(policy), engine
         self.background = background  # rewards in threads of their own; None: while there is more than one run
         self._scorer = Scorer()
         self._scoring: list[_Scoring] = []
@@ -99,9 +99,10 @@ class Session:
         if own.note is not None and any(getattr(settings, name) is None for name in SAMPLER):
             warnings.warn(own.note, stacklevel=4)
         settings = settings.for_model(own)
-        tokens = tuple(self.policy.encode(prompt))
+        template = settings.chat_template_kwargs
+        tokens = tuple(self.policy.encode(prompt, raw=settings.raw, chat_template_kwargs=template))
         self.policy.check_length(len(tokens), settings.max_new_tokens)
-        run = Run(prompt, tokens, self.policy.head, settings, self.policy)
+        run = Run(shown(prompt, self.policy.decode), tokens, self.policy.head, settings, self.policy)
         scorer = insisting(as_reward(reward), settings.on_reward_error, settings.reward_retries)
         handle = Handle(run, scorer, reward, check_columns({} if columns is None else columns))
         self._waiting.append(handle)
@@ -235,7 +236,7 @@ class Session:
 
 @shows_settings
 def steer(
-    policy: Policy,
+    policy: Policy | str,
     prompt: Prompt,
     reward: AnyReward,
     *,
@@ -246,6 +247,9 @@ def steer(
     **options: Unpack[Options],
 ) -> Result:
     """Optimise steering vectors for one prompt and return the best response seen.
+
+    `policy` is a `Policy`, or a name or folder that `Policy.from_pretrained` takes. `prompt` is a string, a list of
+    chat messages (an assistant's last one is continued) or a list of token ids.
 
     `options` are `preset`, "auto" (no tuning: the default) or "paper" (Algorithm 1 as printed), and any field of
     `misvo.Settings`; `settings` is such an object in their place. A list of rewards is their sum with
@@ -278,7 +282,7 @@ def steer(
 
 @shows_settings
 def steer_many(
-    policy: Policy,
+    policy: Policy | str,
     prompts: Sequence[Prompt],
     reward: AnyReward,
     *,

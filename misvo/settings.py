@@ -18,6 +18,7 @@ from misvo import options as by_name
 from misvo.errors import MisvoError
 from misvo.options import SettingsOptions
 from misvo.own_sampler import NOT_TAKEN_OVER, OwnSampler
+from misvo.prompts import check_template
 
 # What each name stands for, in the words of `misvo list`. The classes live in misvo.methods and misvo.cost.
 METHODS = {
@@ -112,14 +113,22 @@ INDEX = Limit("at least 0", 0)
 MISVO, AISP, RE_CONTROL = ("misvo",), ("aisp",), ("re-control",)
 
 
-def option(default, about: str, limit: Limit | None = None, *, names: Mapping | None = None, methods=None, short=None):
+def option(
+    default,
+    about: str,
+    limit: Limit | None = None,
+    *,
+    names: Mapping | None = None,
+    methods: tuple[str, ...] | None = None,
+    short: str | None = None,
+    hash: bool | None = None,
+):
     """A field: its default, what it is for, the numbers or names that it may be, and the methods that have it.
 
-    `short` is its letter on the command line.
+    `short` is its letter on the command line. `hash=False` is for what has no hash; it is compared all the same.
     """
-    return dataclasses.field(
-        default=default, metadata={"about": about, "limit": limit, "names": names, "methods": methods, "short": short}
-    )
+    about_it = {"about": about, "limit": limit, "names": names, "methods": methods, "short": short}
+    return dataclasses.field(default=default, hash=hash, metadata=about_it)
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,10 @@ class Settings:
     min_new_tokens: int | None = option(0, "No response ends before so many tokens.", INDEX)
     stop: tuple[str, ...] | None = option((), "A text that ends a response and is cut off it.")
     seed: int = option(0, "The result is a function of this, the prompt and the settings.", INDEX)
+    raw: bool = option(False, "No chat template: the prompt goes to the model as it is.")
+    chat_template_kwargs: Mapping | None = option(
+        None, 'What the chat template is told, such as {"enable_thinking": false}.', hash=False
+    )
     kl_ref: bool = option(False, "Measure KL_ref (eq:kl-estimator) on reference rollouts at the end.")
     max_rows: int | None = option(None, "Rows decoded at once. None: what fits memory.", COUNT)
     memory: str | None = option(None, "What decoding may take, such as 8GB. None: half of what is free.")
@@ -196,6 +209,8 @@ class Settings:
             _check(field, getattr(self, field.name))
         if self.memory is not None:
             parse_bytes(self.memory)
+        check_template(self.raw, self.chat_template_kwargs)
+        object.__setattr__(self, "chat_template_kwargs", self.chat_template_kwargs or None)
         if self.stop is not None:
             object.__setattr__(self, "stop", _texts("stop", self.stop))
         if self.min_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:

@@ -9,6 +9,7 @@ travels with them and `check` refuses any other.
 
 import json
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 
 import safetensors
@@ -108,3 +109,15 @@ class Steering:
         if vectors.ndim != 2 or not torch.isfinite(vectors).all():
             raise MisvoError(f"{folder / WEIGHTS} does not hold finite vectors of shape (positions, hidden size).")
         return cls(vectors, head, tie, metadata)
+
+
+def as_steering(thing) -> Steering:
+    """A steering as it is, by the folder that it was saved in, or of a result that has one."""
+    if isinstance(thing, str | PathLike):
+        return Steering.from_pretrained(thing)
+    steering = getattr(thing, "steering", thing)  # of a result
+    if steering is None:
+        raise MisvoError("this result has no steering vectors: its method only chooses among samples, or had no step.")
+    if not isinstance(steering, Steering):
+        raise MisvoError(f"steering is a misvo.Steering, its folder or a misvo.Result, not {type(thing).__name__}.")
+    return steering

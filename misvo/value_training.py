@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from misvo.methods.re_control import episodes_of
 from misvo.numbers import as_numbers
-from misvo.policy import Policy
-from misvo.prompts import Prompt
+from misvo.policy import Policy, as_policy
+from misvo.prompts import Prompt, shown
 from misvo.rewards import AnyReward, as_reward, insisting, score
 from misvo.rollouts import Keep, Request
 from misvo.sampling import sampler_of
@@ -32,20 +32,23 @@ def train_value(
 ) -> ValueNetwork:
     """Sample `rollouts` responses to each prompt, score them, fit V on their states; `budget` says what it took.
 
-    `options` are those of sampling and of rewards that fail, as in `misvo.steer`; the sampler is as the model came.
+    `options` are those of sampling, of templates and of rewards that fail, as in `misvo.steer`; the sampler is as the
+    model came.
     """
+    policy = as_policy(policy)
     sizes = {"rollouts": rollouts, "max_new_tokens": max_new_tokens, "seed": seed, "memory": memory}
     settings = Settings.from_preset(method="re-control", **sizes, **options).for_model(policy.own_sampler)
     called = insisting(as_reward(reward), settings.on_reward_error, settings.reward_retries)
-    episodes, count = [], 0
-    encoded = [tuple(policy.encode(prompt)) for prompt in prompts]
+    template, episodes, count = {"raw": settings.raw, "chat_template_kwargs": settings.chat_template_kwargs}, [], 0
+    encoded = [tuple(policy.encode(prompt, **template)) for prompt in prompts]
     engine = policy.engine(policy.rows_that_fit(None, settings, longest=max(map(len, encoded), default=0)))
     drawn, keep, stop = sampler_of(settings, policy.ends), Keep(hidden=True), settings.stop or ()
     for index, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
         batch = engine.run(Request(tokens, seed, 0, range(rollouts), max_new_tokens, drawn, keep=keep, stop=stop))
         engine.forget(tokens)
         rows = batch.responses()
-        values = score(called, prompt, [policy.decode(row) for row in rows], rows, columns[index] if columns else {})
+        texts, seen = [policy.decode(row) for row in rows], shown(prompt, policy.decode)
+        values = score(called, seen, texts, rows, columns[index] if columns else {})
         episodes += episodes_of(batch, as_numbers(values))
         count += int(batch.lengths.sum())
     network = ValueNetwork.fit(episodes, seed, head=policy.head.fingerprint)

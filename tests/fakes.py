@@ -72,7 +72,7 @@ class FakePolicy:
     def check_length(self, *_):
         pass
 
-    def encode(self, prompt):
+    def encode(self, prompt, **_):
         return [ord(letter) % WORDS for letter in prompt]
 
     def decode(self, tokens):

@@ -28,7 +28,11 @@ def test_a_run_goes_on_with_another_memory(world, tmp_path, change):
     assert done.fresh == 2 and len(read_lines(tmp_path / "r" / "rows.jsonl")) == 5
 
 
-@pytest.mark.parametrize("change", [{"law_dtype": "bfloat16"}, {"rollouts": 5}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{"law_dtype": "bfloat16"}, {"rollouts": 5}, {"raw": True}, {"chat_template_kwargs": {"enable_thinking": False}}],
+    ids=str,
+)
 def test_a_run_does_not_go_on_with_what_decides_its_rows(world, tmp_path, change):
     begin(world, tmp_path / "r")
     with pytest.raises(MisvoError, match=f"{next(iter(change))}: .* → "):

@@ -75,7 +75,7 @@ def _measure(policy, task, cell, seed, warmup, count) -> dict:
             _wait(policy.device)
             seconds.append(time.perf_counter() - started)
             tokens.append(sum(step["tokens"] for step in result.trace))
-            lengths.append(len(policy.encode(row.prompt)))
+            lengths.append(len(result.prompt_ids))
             stages.append(stage_seconds(result))
             count(None)
     return {

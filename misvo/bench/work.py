@@ -107,7 +107,7 @@ def _outcome(policy, key, result, wall, peak) -> Outcome:
         "trace": [{k: v for k, v in step.items() if k not in ("kl_per_position", "seconds")} for step in trace],
         "responses": len(result.candidates),
         "unscored": sum(step["unscored"] for step in trace),
-        "prompt_tokens": len(policy.encode(result.prompt)),
+        "prompt_tokens": len(result.prompt_ids),
         "tokens": sum(step["tokens"] for step in trace),
         "vectors_sha256": None if steering is None else _digest(steering.vectors),
         "seconds": {**stage_seconds(result), "wall": wall},

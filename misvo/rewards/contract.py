@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from misvo.errors import MisvoError, RewardError, short
-from misvo.prompts import Prompt, as_completion, as_text
+from misvo.prompts import Prompt, as_text, to_reward
 from misvo.rewards import loop, trainer
 from misvo.rewards.trainer import Log, TrainerState
 
@@ -140,7 +140,7 @@ def score(
     """Score the responses of a step to one prompt; `columns` holds one value of each column for all of them."""
     count = len(texts)
     columns = {name: [value] * count for name, value in check_columns(columns).items()}
-    completions = [as_completion(prompt, text) for text in texts]
+    prompt, completions = to_reward(prompt, texts)
     return evaluate(reward, [prompt] * count, completions, completion_ids=tokens, trainer_state=state, **columns)
 
 

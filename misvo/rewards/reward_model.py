@@ -26,8 +26,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from misvo import embedded
-from misvo.errors import MisvoError, said, short
+from misvo import embedded, hub, placement
+from misvo.errors import MisvoError, short
 from misvo.prompts import as_messages, as_text, is_chat
 
 READS = ("chat", "pair", "response")
@@ -62,17 +62,22 @@ class RewardModel:
     ) -> "RewardModel":
         """Load by Hugging Face id or folder: on a GPU as it was saved where there is one, else on the CPU in fp32."""
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        dtype = dtype or (torch.float32 if torch.device(device).type == "cpu" else "auto")
+        placement.check_device(device)
+        dtype = placement.parse_dtype(dtype or (torch.float32 if torch.device(device).type == "cpu" else "auto"))
         source = {"revision": revision, "trust_remote_code": trust_remote_code}
+        place = hub.find(name)
+        source["local_files_only"] = place.local_files_only
         try:
-            with embedded.quiet():
+            with place.reading(), embedded.quiet():
                 tokenizer = AutoTokenizer.from_pretrained(name, **source)
                 model, report = AutoModelForSequenceClassification.from_pretrained(
                     name, dtype=dtype, output_loading_info=True, **source
                 )
         except Exception as error:  # a hub, a disk, a format: each has errors of its own
-            reason = short(said(error), 160)
-            raise MisvoError(f"no reward model could be loaded from {str(name)!r}: {reason}") from error
+            reason = place.explain(error)
+            raise MisvoError(
+                f"no reward model could be loaded from {str(name)!r}: {reason}; give a Hugging Face id or a folder."
+            ) from error
         if report["missing_keys"]:  # transformers fills them with random numbers
             missing = short(", ".join(sorted(report["missing_keys"])))
             raise MisvoError(f"{name} is not a trained classifier: its checkpoint lacks {missing}.")
@@ -186,7 +191,7 @@ def _shortened(prompt, fits):
         return prompt
     if not is_chat(prompt):
         return prompt[len(prompt) - _most(len(prompt), lambda count: fits(prompt[len(prompt) - count :])) :]
-    messages = [dict(message) for message in prompt]
+    messages = as_messages(prompt)
     for message in sorted(messages, key=lambda message: -len(message["content"])):
         content = message["content"]
 

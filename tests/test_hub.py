@@ -1,0 +1,192 @@
+"""Whether the hub answers is asked once and quickly: hubs that are silent, closed, behind a dead proxy, or there."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import huggingface_hub
+import pytest
+from conftest import make_model, make_tokenizer
+
+import misvo
+from misvo import hub, metrics
+from misvo.rewards import RewardModel
+
+
+class SilentHub:
+    """Takes connections, counts them and never says a word."""
+
+    def __init__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.connections = []
+        threading.Thread(target=self._take, daemon=True).start()
+
+    def _take(self):
+        with contextlib.suppress(OSError):  # closed: the test is over
+            while True:
+                self.connections.append(self.listener.accept())
+
+    def close(self):
+        self.listener.close()
+
+
+class SpeakingHub:
+    """Answers everything with one status, and keeps what it was asked for."""
+
+    def __init__(self, status):
+        asked = self.asked = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self):
+                asked.append((self.command, self.path))
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            do_GET = do_HEAD
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """A function that makes a hub the one of this process, which then is not offline."""
+    opened = []
+
+    def use(place):
+        opened.append(place)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        urls = huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(huggingface_hub.constants.ENDPOINT)
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", place.url)
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", place.url + urls)
+        monkeypatch.setattr(hub, "PATIENCE", 0.5)
+        hub.silence.cache_clear()
+        return place
+
+    yield use
+    hub.silence.cache_clear()
+    for place in opened:
+        place.close()
+
+
+def refusal(call, *args, **options) -> str:
+    with pytest.raises(misvo.MisvoError) as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    return str(caught.value)
+
+
+def test_a_silent_hub_is_asked_once_by_all_who_load(online):
+    place, started = online(SilentHub()), time.monotonic()
+    says = f"the hub at {place.url} does not answer (nothing came in 0.5 s), and the cache of this machine does not"
+    assert says in refusal(misvo.Policy.from_pretrained, "no-such/model")
+    assert says in refusal(misvo.Policy.from_pretrained, "no-such/other-model")
+    assert says in refusal(RewardModel.from_pretrained, "no-such/reward-model")
+    assert says in refusal(metrics.load_encoder, "no-such/encoder")
+    assert time.monotonic() - started < 10  # four times a minute, were each file tried again and again
+    assert len(place.connections) == 1
+
+
+def test_the_sentence_says_what_to_do(online):
+    online(SilentHub())
+    assert "did you mean 'smollm2-135m'?" in refusal(misvo.Policy.from_pretrained, "smollm2-135")
+    message = refusal(misvo.Policy.from_pretrained, "no-such/model")
+    assert message.endswith("; give a Hugging Face id or a folder; embedded models are smollm2-135m.")
+    assert "give 'minilm', an id or a folder" in refusal(metrics.load_encoder, "simcse")
+
+
+def test_a_closed_door_and_a_dead_proxy_are_silence_too(online):
+    place = online(SilentHub())
+    place.close()
+    assert f"{place.url} does not answer" in refusal(misvo.Policy.from_pretrained, "no-such/model")
+    online(SpeakingHub(503))
+    assert "does not answer (HTTP 503)" in refusal(misvo.Policy.from_pretrained, "no-such/model")
+
+
+def test_a_hub_that_answers_is_asked_for_the_model(online):
+    place = online(SpeakingHub(404))
+    message = refusal(misvo.Policy.from_pretrained, "no-such/model")
+    assert "does not answer" not in message and "no model could be loaded from the name 'no-such/model'" in message
+    assert place.asked[0] == ("HEAD", "/")
+    assert any("no-such/model" in path for _, path in place.asked[1:])
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    folder = tmp_path / "checkpoint"
+    make_model("llama").save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def cached(checkpoint, cache, name):
+    """The checkpoint as a download of `name` would have left it."""
+    commit = "0123456789abcdef" * 2 + "01234567"
+    place = cache / f"models--{name.replace('/', '--')}"
+    shutil.copytree(checkpoint, place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(commit)
+
+
+def test_a_name_in_the_cache_loads_without_a_network(online, checkpoint, tmp_path):
+    place = online(SilentHub())
+    cached(checkpoint, tmp_path / "cache", "somebody/tiny")
+    policy = misvo.Policy.from_pretrained("somebody/tiny", cache_dir=tmp_path / "cache")
+    own = misvo.Policy(make_model("llama"), make_tokenizer())
+    assert policy.generate("a", samples=4, max_new_tokens=8) == own.generate("a", samples=4, max_new_tokens=8)
+    assert len(place.connections) == 1
+
+
+def test_folders_and_offline_machines_ask_nobody(online, checkpoint, tmp_path, monkeypatch):
+    place = online(SilentHub())
+    assert misvo.Policy.from_pretrained(checkpoint).generate("a", max_new_tokens=2) is not None
+    for path in (tmp_path / "none", "./none", "somewhere/of/mine", "~/models/none"):
+        assert "there is no such folder" in refusal(misvo.Policy.from_pretrained, path)
+    message = refusal(misvo.Policy.from_pretrained, "no-such/model", local_files_only=True)
+    assert "local_files_only was given, and the cache of this machine does not have it" in message
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set, and the cache" in refusal(misvo.Policy.from_pretrained, "no-such/model")
+    assert not place.connections and hub.silence.cache_info().misses == 0
+
+
+def test_what_is_wrong_with_a_cached_model_is_said(online, checkpoint, tmp_path):
+    """The hub's silence is not blamed for a file that is there and broken."""
+    online(SilentHub())
+    (checkpoint / "config.json").write_text("{")
+    cached(checkpoint, tmp_path / "cache", "somebody/broken")
+    message = refusal(misvo.Policy.from_pretrained, "somebody/broken", cache_dir=tmp_path / "cache")
+    assert "does not answer" not in message and "JSON" in message
+
+
+def test_the_environment_names_the_hub_and_forbids_it():
+    place = SpeakingHub(200)
+    code = "from misvo import hub; print(hub.find('no-such/model').barrier); print(hub.find('no-such/model').barrier)"
+
+    def barriers(**environment):
+        plain = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env={**plain, **environment}, capture_output=True, text=True, check=True)
+        return done.stdout.split("\n")[:2]
+
+    try:
+        assert barriers(HF_ENDPOINT=place.url) == ["None"] * 2 and place.asked == [("HEAD", "/")]
+        assert barriers(HF_ENDPOINT=place.url, HF_HUB_OFFLINE="1") == ["HF_HUB_OFFLINE is set"] * 2
+        assert len(place.asked) == 1
+    finally:
+        place.close()
