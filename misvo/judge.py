@@ -17,10 +17,9 @@ import inspect
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from misvo import embedded, linear
-from misvo.errors import MisvoError, first_line
+from misvo import linear, loading
+from misvo.errors import MisvoError
 from misvo.prompts import Prompt, as_messages, as_text
 from misvo.rewards.reward_model import of_like_length
 
@@ -54,16 +53,7 @@ class Judge:
         """
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         dtype = dtype or (torch.float32 if torch.device(device).type == "cpu" else "auto")
-        folder = embedded.model_folder(name) if name in embedded.MODELS else name
-        try:
-            with embedded.quiet():
-                tokenizer = AutoTokenizer.from_pretrained(folder)
-                model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise MisvoError(
-                f"no judge could be loaded from {str(name)!r}: give an embedded name ({', '.join(embedded.MODELS)}), "
-                f"a Hugging Face id or a folder ({first_line(error)})"
-            ) from error
+        model, tokenizer = loading.load(name, dtype=dtype, device=device)
         linear.pack(model.base_model)
         return cls(model, tokenizer, str(name))
 

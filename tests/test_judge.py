@@ -109,7 +109,7 @@ def test_any_model_of_a_folder_and_the_ones_that_are_none(tmp_path):
     loaded = misvo.Judge.from_pretrained(tmp_path)
     own = judge.Judge(model, tokenizer)
     assert loaded.fluency(PROMPTS, RESPONSES) == pytest.approx(own.fluency(PROMPTS, RESPONSES), abs=1e-4)
-    with pytest.raises(misvo.MisvoError, match="no judge could be loaded from 'nowhere/at-all'"):
+    with pytest.raises(misvo.MisvoError, match="no model could be loaded from the name 'nowhere/at-all'"):
         misvo.Judge.from_pretrained("nowhere/at-all")
     with pytest.raises(misvo.MisvoError, match=r"call model\.eval"):
         judge.Judge(make_model("llama").train(), tokenizer)

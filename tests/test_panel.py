@@ -152,4 +152,4 @@ def test_steer_shows_keeps_and_prints_it(tmp_path):
         assert kept.panel[name]["last"] == pytest.approx(measure["last"], abs=1e-5)
     base[base.index("--judge") + 1] = "no/such-judge"
     done = subprocess.run(base, capture_output=True, text=True)
-    assert done.returncode == 2 and "no judge could be loaded from 'no/such-judge'" in done.stderr
+    assert done.returncode == 2 and "no model could be loaded from the name 'no/such-judge'" in done.stderr

@@ -170,7 +170,7 @@ def test_a_held_out_reward_that_fails_is_a_failed_prompt(world, tmp_path):
 def test_what_reads_loads_before_anything_is_steered_and_only_where_something_is_left(run, world, tmp_path):
     raw = reading_config(world)
     raw["judge"] = "no/such-model"
-    with pytest.raises(MisvoError, match="no judge could be loaded from 'no/such-model'"):
+    with pytest.raises(MisvoError, match="no model could be loaded from the name 'no/such-model'"):
         sweep.run(configs.from_dict(raw), tmp_path / "r")
     assert not (tmp_path / "r").exists()
     hidden = (world / "judge").rename(world / "hidden")
