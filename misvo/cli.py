@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from misvo import __version__, cli_options
+from misvo import __version__, cli_help, cli_options, cli_saved
+from misvo.cli_process import plain_warnings, quiet_libraries
 from misvo.errors import MisvoError
 from misvo.settings import COSTS, LOAD_OPTIONS, METHODS, Settings
-from misvo.threads import use_free_cores
 
 
 class _Stopped(Exception):
@@ -37,9 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-
-
-MODEL = "The model"  # a panel of `misvo steer --help`
 
 
 class Kind(StrEnum):
@@ -65,10 +62,12 @@ def _root(
     pass
 
 
-@app.command()
+@app.command(cls=cli_help.BriefHelp)
 @cli_options.accepts_settings
 def steer(
-    prompt: Annotated[str, typer.Argument(help="What to ask the model; `-` reads it from standard input.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to ask the model; `-` reads it from standard input.")
+    ] = None,
     reward: Annotated[
         str,
         typer.Option(
@@ -81,51 +80,95 @@ def steer(
         str, typer.Option(help="auto: no tuning needed. paper: Algorithm 1 as printed. Other options win over it.")
     ] = "auto",
     save: Annotated[Path | None, typer.Option(help="Folder for the steering vectors and all responses.")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Let `--save` take the place of another run.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Picture of the run: reward by generations, KL by position.")
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Many prompts in place of PROMPT: a line each, or JSONL with `prompt`, perhaps `id`, and columns."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="JSONL file for the results of `--file`; the same command goes on where it was stopped."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole result (of `--file`: a summary) as JSON and nothing else.")
+    ] = False,
+    help_all: Annotated[
+        bool,
+        typer.Option(
+            "--help-all", callback=cli_help.show_all, is_eager=True, help="Show all options, sorted by method."
+        ),
+    ] = False,
+    messages: Annotated[
+        Path | None, typer.Option(help="JSON file with a list of chat messages, in place of PROMPT.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
+    column: cli_options.Columns = [],  # noqa: B006
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Let `--save` or `--out` take the place of another run.")
+    ] = False,
+    retry_errors: Annotated[
+        bool, typer.Option("--retry-errors", help="Of `--file`: do prompts again whose reward failed before.")
+    ] = False,
     judge: Annotated[
         str | None, typer.Option(help="A model that reads the responses: fluency, as `gemma3-270m`.")
     ] = None,
     held_out: Annotated[str | None, typer.Option(help="A reward that is measured and not steered toward.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")] = False,
-    dtype: Annotated[
-        str,
-        typer.Option(help="Precision of the weights: auto, float32, bfloat16, float16.", rich_help_panel=MODEL),
-    ] = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="Where the model runs, such as `cpu` or `cuda:0`.", rich_help_panel=MODEL)
-    ] = None,
-    device_map: Annotated[
-        str | None, typer.Option(help="Spread a large model, such as `auto`.", rich_help_panel=MODEL)
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel=MODEL)
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option(help="Run code that comes with the checkpoint.", rich_help_panel=MODEL)
-    ] = False,
-    quantize: Annotated[
-        str | None, typer.Option(help="`int8`: quicker on a CPU, and another model.", rich_help_panel=MODEL)
-    ] = None,
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the body, for GPUs; minutes, once.", rich_help_panel=MODEL)
-    ] = False,
+    dtype: cli_options.Dtype = "auto",
+    device: cli_options.Device = None,
+    device_map: cli_options.DeviceMap = None,
+    revision: cli_options.Revision = None,
+    trust_remote_code: cli_options.TrustRemoteCode = False,
+    quantize: cli_options.Quantize = None,
+    compile: cli_options.Compile = False,
     **options,
 ):
     """Sample, score and steer, then show the best response beside the reference.
 
     Example: `misvo steer "Give me one tip for sleeping better." --reward length:12 -k 16 -n 8 -t 40`
+
+    Many prompts: `misvo steer --file prompts.jsonl --out results.jsonl --reward length:12`
     """
     load = dict(
         zip(LOAD_OPTIONS, (dtype, device, device_map, revision, trust_remote_code, quantize, compile), strict=True)
     )
-    settings = Settings.from_preset(preset, **cli_options.given(options), kl_ref=True)
-    _quiet_libraries()
+    _check_one_of({"PROMPT": prompt, "--messages": messages, "--file": file})
+    columns = cli_options.columns(column)
+    settings = Settings.from_preset(preset, **cli_options.given(options), kl_ref=file is None)
+    if file is not None:
+        _check_file(out, {"--save": save, "--plot": plot, "--judge": judge, "--held-out": held_out})
+        quiet_libraries()
+        from misvo import many
+
+        how = {"reward": reward, "model": model, "load": load, "settings": settings, "as_json": as_json}
+        resume = {"overwrite": overwrite, "retry_errors": retry_errors}
+        return many.steer_file(file, out, system=system, columns=columns, **how, **resume)
+    if out is not None or retry_errors:
+        raise MisvoError(f"{'--out' if out is not None else '--retry-errors'} goes with --file: --save keeps a run.")
+    quiet_libraries()
     from misvo import commands
 
-    commands.steer(prompt, reward, model, load, settings, save, plot, as_json, overwrite, judge, held_out)
+    asked = commands.read_prompt(prompt, messages, system)
+    commands.steer(asked, reward, model, load, settings, save, plot, as_json, overwrite, judge, held_out, columns)
+
+
+def _check_one_of(sources: dict):
+    given = [name for name, value in sources.items() if value is not None]
+    if not given:
+        raise MisvoError("there is nothing to steer: give a prompt, --messages FILE or --file FILE --out FILE.")
+    if len(given) > 1:
+        raise MisvoError(f"{' and '.join(given)} exclude each other: give one of them.")
+
+
+def _check_file(out: Path | None, of_one_prompt: dict):
+    if out is None:
+        raise MisvoError("--file needs a file for its results: give --out RESULTS.jsonl.")
+    for name, value in of_one_prompt.items():
+        if value is not None:
+            raise MisvoError(f"{name} is for a single prompt: with --file, results go to --out alone.")
 
 
 @app.command()
@@ -175,7 +218,7 @@ def bench(
 
     Example: `misvo bench configs/quick.toml --data shp=prompts.jsonl --output runs/quick`
     """
-    _quiet_libraries()
+    quiet_libraries()
     if require_sandbox:
         from misvo.rewards.code import REQUIRE_SANDBOX
 
@@ -192,7 +235,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
 ):
     """Tables (Markdown, LaTeX), figures and one HTML page from finished or half-finished runs."""
-    _quiet_libraries()
+    quiet_libraries()
     from misvo.bench import commands
 
     commands.report(runs, output, as_json)
@@ -208,33 +251,44 @@ def profile(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
 ):
     """Time, tokens per second and peak memory of each method, one prompt at a time."""
-    _quiet_libraries()
+    quiet_libraries()
     from misvo.bench import commands
 
     commands.profile(config, output, data, warmup, prompts, as_json)
 
 
+app.command()(cli_saved.rescore)
+app.command(cls=cli_saved.SeveralStrengths)(cli_saved.sample)
+
+
 @app.command()
-def rescore(
-    folder: Annotated[Path, typer.Argument(help="What `misvo steer --save` wrote.")],
-    reward: Annotated[str, typer.Option(help="The reward to judge by; `misvo list rewards` has them all.")],
-    columns: Annotated[Path | None, typer.Option(help="JSON file with an object of columns for the reward.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the new rewards as JSON and nothing else.")] = False,
+def cache(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Delete the converted models; they can be made again.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the models as JSON and nothing else.")] = False,
 ):
-    """Score the responses of a saved run again with another reward: was the run's choice good, or good at its reward?
+    """Show where the embedded models are that were converted on this machine, and how large they are."""
+    from misvo import converted
+    from misvo.embedded import cache_folder
 
-    Example: `misvo rescore run --reward "similarity:sleep well"`
-    """
-    _quiet_libraries()
-    from misvo import rescoring, view
-
-    columns = rescoring.read_columns(columns)
-    with view.counting("Scoring", None) as count:
-        rescored = rescoring.rescore(folder, reward, columns=columns, progress=count)
+    models = converted.models()
+    total = sum(model.size for model in models)
     if as_json:
-        typer.echo(json.dumps({"reward": reward, **rescored.to_dict()}))
+        shown = [{**vars(model), "folder": str(model.folder)} for model in models]
+        typer.echo(json.dumps({"folder": str(cache_folder()), "bytes": total, "models": shown}))
     else:
-        rescoring.show(rescored, reward)
+        typer.echo(f"{cache_folder()}: {converted.shown_size(total) if models else 'no converted models'}")
+        for model in models:
+            half = "" if model.whole else ", half-made"
+            typer.echo(f"  {model.name}  {converted.shown_size(model.size)}  {model.folder.name}{half}")
+    if clear and models:
+        if not yes:
+            typer.confirm(f"Delete {converted.shown_size(total)}?", abort=True, err=True)
+        for model in models:
+            converted.remove(model)
+        typer.echo(f"misvo: deleted {converted.shown_size(total)}.", err=True)
 
 
 @app.command("list")
@@ -263,13 +317,8 @@ def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
             typer.echo(f"{'':<{width}}  {examples[name]}")
 
 
-def _quiet_libraries():
-    """This process is ours: threads wait as suits us (before torch is imported), and libraries do not chatter."""
-    use_free_cores()
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-
-
 def main():
+    plain_warnings()
     try:
         app()
     except MisvoError as error:

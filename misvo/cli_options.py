@@ -1,7 +1,7 @@
-"""The options of `misvo steer` that are settings: made of the fields of `misvo.settings.Settings`, so they stand once.
+"""Options that several commands have, and those of `misvo steer` that are settings, so that each stands once.
 
-An option that is not given is not passed on, so that a preset decides it; `given` takes those that were. Imports no
-torch.
+Settings are made of the fields of `misvo.settings.Settings`. One that is not given is not passed on, so that a preset
+decides it; `given` takes those that were. Imports no torch.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from misvo.errors import MisvoError
 from misvo.options import about, named
 from misvo.settings import PRESETS, SAMPLER, SPEED, STOPS, Settings
 
@@ -25,6 +26,53 @@ PANELS = {
 }
 LEFT_OUT = ("kl_ref", "explicit_fisher")  # always measured; of use to a benchmark alone
 SHORTER = {"max_new_tokens": 64}  # somebody at a terminal waits for the answer
+
+MODEL = "The model"  # a panel of its own, too
+Dtype = Annotated[
+    str, typer.Option(help="Precision of the weights: auto, float32, bfloat16, float16.", rich_help_panel=MODEL)
+]
+Device = Annotated[
+    str | None, typer.Option(help="Where the model runs, such as `cpu` or `cuda:0`.", rich_help_panel=MODEL)
+]
+DeviceMap = Annotated[str | None, typer.Option(help="Spread a large model, such as `auto`.", rich_help_panel=MODEL)]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel=MODEL)]
+TrustRemoteCode = Annotated[bool, typer.Option(help="Run code that comes with the checkpoint.", rich_help_panel=MODEL)]
+Quantize = Annotated[
+    str | None, typer.Option(help="`int8`: quicker on a CPU, and another model.", rich_help_panel=MODEL)
+]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Compile the body, for GPUs; minutes, once.", rich_help_panel=MODEL)
+]
+Columns = Annotated[
+    list[str],
+    typer.Option(
+        "--column",
+        help="`name=value`, handed to the reward: JSON where it can be read as such, else text. May come again.",
+    ),
+]
+
+
+def columns(given: list[str]) -> dict:
+    """The columns of `--column name=value`."""
+    found = {}
+    for entry in given:
+        name, equals, text = entry.partition("=")
+        if not equals or not name.isidentifier():
+            raise MisvoError(f"--column takes name=value, such as --column answer=42, not {entry!r}.")
+        if name in found:
+            raise MisvoError(f"--column {name} was given twice: a list is written as {name}='[1, 2]'.")
+        found[name] = _json_or_text(text)
+    return found
+
+
+def _json_or_text(text: str):
+    def refuse(_):  # NaN and Infinity are words: JSON has no such numbers
+        raise ValueError
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except ValueError:
+        return text
 
 
 def parameters() -> list[inspect.Parameter]:

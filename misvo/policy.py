@@ -1,6 +1,7 @@
 """A frozen model and its tokenizer, ready to be steered: what users load, sample from and hand to `misvo.steer`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from os import PathLike
 
 from torch import nn
@@ -13,11 +14,19 @@ from misvo.interventions import Vectors
 from misvo.model import Model
 from misvo.own_sampler import OwnSampler
 from misvo.prompts import Prompt, render
-from misvo.rollouts import Request
+from misvo.rollouts import Request, Rollouts
 from misvo.sampling import sampler_of
 from misvo.settings import SAMPLER, Settings
 from misvo.steering import as_steering
 from misvo.text import before_stop
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Texts that were sampled, and what is known of their tokens."""
+
+    texts: list[str]
+    rollouts: Rollouts
 
 
 class Policy(Model):
@@ -106,6 +115,33 @@ class Policy(Model):
         min_p, min_new_tokens and stop; what is not given is as in the run that made the steering, else as the model
         came. `raw` and `chat_template_kwargs` are those of `encode`.
         """
+        sampled = self.sample(
+            prompt,
+            steering,
+            samples=samples or 1,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            strength=strength,
+            raw=raw,
+            chat_template_kwargs=chat_template_kwargs,
+            **sampler,
+        )
+        return sampled.texts if samples is not None else sampled.texts[0]
+
+    def sample(
+        self,
+        prompt: Prompt,
+        steering=None,
+        *,
+        samples: int = 1,
+        max_new_tokens: int | None = None,
+        seed: int = 0,
+        strength: float = 1.0,
+        raw: bool = False,
+        chat_template_kwargs: Mapping | None = None,
+        **sampler,
+    ) -> Samples:
+        """What `generate` does, with the tokens, their KL to the reference and where steering changed them."""
         steering = None if steering is None else as_steering(steering)
         if max_new_tokens is None:
             max_new_tokens = 512 if steering is None else len(steering.vectors)
@@ -113,7 +149,7 @@ class Policy(Model):
             steering.check(self)
             steering = strength * steering
         made_with = {} if steering is None else steering.metadata.get("settings", {})
-        sizes = {"method": "best-of-n", "rollouts": samples or 1, "max_new_tokens": max_new_tokens, "seed": seed}
+        sizes = {"method": "best-of-n", "rollouts": samples, "max_new_tokens": max_new_tokens, "seed": seed}
         inherited = {name: made_with[name] for name in SAMPLER if name in made_with}
         settings = Settings.from_preset(**sizes, **{**inherited, **sampler}).for_model(self.own_sampler)
         request = Request(
@@ -127,9 +163,9 @@ class Policy(Model):
             stop=settings.stop,
         )
         rows = self.rows_that_fit(None, settings, longest=len(request.prompt))
-        responses = self.engine(rows).run(request).responses()
-        texts = [before_stop(self.decode(tokens), settings.stop) for tokens in responses]
-        return texts if samples is not None else texts[0]
+        rollouts = self.engine(rows).run(request)
+        texts = [before_stop(self.decode(tokens), settings.stop) for tokens in rollouts.responses()]
+        return Samples(texts, rollouts)
 
 
 def as_policy(thing) -> Policy:

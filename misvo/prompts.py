@@ -170,6 +170,19 @@ def as_messages(prompt: str | list[dict]) -> list[dict]:
     return [{**message, "content": _content(message)} for message in prompt]
 
 
+def with_system(prompt: Prompt, system: str | None) -> Prompt:
+    """A prompt behind a system message: a chat, whatever it was before."""
+    if system is None:
+        return prompt
+    if is_ids(prompt):
+        raise MisvoError("token ids go to the model as they are: leave the system message out.")
+    check_form(prompt)
+    messages = as_messages(prompt)
+    if any(message["role"] == "system" for message in messages):
+        raise MisvoError("the messages have a system message already: leave one of the two out.")
+    return [{"role": "system", "content": system}, *messages]
+
+
 def as_text(chat: str | list[dict], between: str = "") -> str:
     """The text of a prompt or completion in either form, the messages of a chat with `between` in between."""
     return between.join(_content(message) for message in chat) if is_chat(chat) else chat

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from misvo.bench import config as configs
 from misvo.bench.environment import PeakMemory, environment
-from misvo.bench.folder import write_atomically
 from misvo.bench.plan import load_task
 from misvo.bench.work import stage_seconds
 from misvo.errors import MisvoError
+from misvo.lines import write_atomically
 from misvo.view import counting
 
 DEFAULT = configs.from_dict(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from misvo.bench import figures, page, tables
 from misvo.bench import results as readers
-from misvo.bench.folder import write_atomically
 from misvo.errors import MisvoError
+from misvo.lines import write_atomically
 from misvo.prompts import as_text
 
 

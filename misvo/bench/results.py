@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from misvo import metrics
-from misvo.bench.folder import CONFIG, ENVIRONMENT, read_config, read_json, whole_rows
+from misvo.bench.folder import CONFIG, ENVIRONMENT, read_config, whole_rows
 from misvo.bench.sweep import latest
 from misvo.errors import MisvoError
+from misvo.lines import read_json
 
 GAIN = "gain"
 # What a reader sees: figure of a row -> heading

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from misvo.bench.config import Config
 from misvo.bench.environment import environment
-from misvo.bench.folder import CONFIG, SUMMARY, RunFolder, read_json, whole_rows
+from misvo.bench.folder import CONFIG, SUMMARY, RunFolder, whole_rows
 from misvo.bench.plan import KEY, make_plan
 from misvo.bench.progress import SweepProgress
 from misvo.bench.reader import Reader, Text
 from misvo.bench.trackers import open_trackers, scalars
 from misvo.bench.work import Outcome, Worker
 from misvo.errors import MisvoError, RewardError
+from misvo.lines import read_json
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""What the process of a command does for itself and a library may not: threads, chatter, warnings, Ctrl-C."""
+
+import os
+import signal
+import sys
+import warnings
+from contextlib import contextmanager
+
+from misvo.threads import use_free_cores
+
+
+def quiet_libraries() -> None:
+    """This process is ours: threads wait as suits us (before torch is imported), and libraries do not chatter."""
+    use_free_cores()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def plain_warnings() -> None:
+    """Show what misvo itself warns of as one line, without a file name and code; others warn as they do."""
+    usual = warnings.showwarning
+
+    def show(message, category, filename, lineno, file=None, line=None):
+        if file is None and _warned_by().split(".")[0] == "misvo":
+            print(f"misvo: {message}", file=sys.stderr, flush=True)
+        else:
+            usual(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+
+
+def _warned_by() -> str:
+    """The module that called `warnings.warn`: the place that a warning names is its caller's caller, by stacklevel."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") in (__name__, "warnings", "_py_warnings"):
+        frame = frame.f_back
+    return "" if frame is None else frame.f_globals.get("__name__", "")
+
+
+@contextmanager
+def second_ctrl_c_ends():
+    """The first Ctrl-C ends the run, which hands over what it has; whoever presses again does not want to wait."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # such as a job that was started with Ctrl-C ignored
+        yield
+        return
+
+    def first(*_):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is first:
+            signal.signal(signal.SIGINT, before)
