@@ -30,6 +30,9 @@ def test_help_and_lists_answer_without_torch():
     for arguments, says in (
         (["--help"], ["steer", "bench", "report", "theory"]),
         (["steer", "--help"], ["--reward", "--rollouts", "--preset"]),
+        (["steer", "--help-all"], ["--sigma2", "--system", "--file"]),
+        (["sample", "--help"], ["--strength"]),
+        (["cache"], ["misvo"]),
         (["--version"], [f"misvo {misvo.__version__}"]),
         (["list", "models"], ["smollm2-135m"]),
         (["list", "rewards"], ["sentiment", "similarity:TEXT", "length:WORDS"]),

@@ -14,6 +14,7 @@ import safetensors.torch
 from bench_helpers import make_config, make_world, raw_config, read_lines
 
 from misvo.bench import config as configs
+from misvo.bench import figures as pictures
 from misvo.bench import profile as profiles
 from misvo.bench import report, results, sweep, tables
 from misvo.errors import MisvoError
@@ -122,6 +123,30 @@ def test_all_files_are_there_and_the_page_is_self_contained(run, tmp_path):
     for line in tex.splitlines():
         if line.endswith(r"\\"):
             assert line.count(" & ") >= 5
+
+
+@pytest.mark.parametrize("threshold", [0.1, 0.01])
+@pytest.mark.parametrize("top", [3e-6, 0.00705693, 0.0123, 0.0999, 0.1, 0.19, 0.2, 0.37, 1, 4.4, 62.5, 912, 3.3e7])
+def test_ticks_are_round_and_few_and_reach_far(top, threshold):
+    ticks = pictures.ticks_from_zero(top, threshold)
+    assert ticks[0] == 0 and ticks == sorted(ticks) and 3 <= len(ticks) <= 8
+    assert top / 10 < ticks[-1] <= top or (top > 1e6 and ticks[-1] > top / 100)
+    for tick in ticks:
+        assert f"{tick:g}" in (f"{tick:.1g}", f"{tick:.2g}")  # two digits at most
+
+
+def test_ticks_of_the_pictures_can_be_read(run):
+    """0.00705693 is where an axis ends, and no number to read."""
+    loaded = results.load([run])
+    for draw, which in ((pictures.reward_against_kl, "x"), (pictures.kl_by_position, "y")):
+        figure = draw(loaded, "tiny", "prompts")
+        pictures.png(figure)
+        for axes in figure.axes:
+            axis = getattr(axes, f"{which}axis")
+            low, high = axis.get_view_interval()
+            labels = [tick.label1.get_text() for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+            assert low == 0 and len(labels) >= 3 and max(map(len, labels)) <= 6
+            assert not axis.get_minorticklocs().size
 
 
 class Balanced(HTMLParser):

@@ -4,14 +4,17 @@ No pyplot, no global state.
 """
 
 import io
+import math
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from misvo.bench.results import Cell, Results, best_of_n_kl
 from misvo.bench.tables import NAMES
 
 COLOURS = ("#c0392b", "#2c6fbb", "#2e8b57", "#8e44ad", "#d68910", "#16a085", "#7f8c8d", "#6b4226", "#e377c2", "#222222")
 PANELS = (("mean", "mean reward within each step"), ("max", "maximum within each step"), ("best", "best so far"))
+MOST_TICKS = 8  # on an axis
 
 RAW = "raw_best."  # figures of the response with the highest reward, also where another one was returned
 
@@ -58,8 +61,7 @@ def reward_against_kl(results: Results, model: str, task: str) -> Figure:
     )
     end.set(xlabel="KL_ref of the final policy (nats)", ylabel="best reward seen", title="at the end")
     for axis in (path, end):
-        axis.set_xscale("symlog", linthresh=0.1)
-        axis.set_xlim(left=0)
+        _from_zero(axis, "x", 0.1)
         axis.grid(alpha=0.3)
     _legend(figure, (path, end))
     figure.suptitle(f"{model} on {task}: reward against KL")
@@ -110,12 +112,34 @@ def kl_by_position(results: Results, model: str, task: str) -> Figure | None:
             if values is not None:
                 axis.plot(range(1, len(values) + 1), values, color=colour, label=_label(cell), lw=1.2)
         axis.set(title=title, xlabel="position", ylabel="KL (nats)")
-        axis.set_yscale("symlog", linthresh=0.01)
-        axis.set_ylim(bottom=0)
+        _from_zero(axis, "y", 0.01)
         axis.grid(alpha=0.3)
     _legend(figure, axes)
     figure.suptitle(f"{model} on {task}: KL to the reference by position")
     return figure
+
+
+def _from_zero(axes, which: str, threshold: float):
+    """An axis from 0 on, straight up to the threshold and logarithmic beyond, with ticks that can be read."""
+    axis = getattr(axes, f"{which}axis")
+    getattr(axes, f"set_{which}scale")("symlog", linthresh=threshold)
+    getattr(axes, f"set_{which}lim")(0, None)
+    axis.set_major_locator(FixedLocator(ticks_from_zero(axis.get_view_interval()[1], threshold)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
+
+
+def ticks_from_zero(top: float, threshold: float) -> list[float]:
+    """A few round numbers from 0 to `top`: evenly spaced below the threshold, by 1, 2, 5 or powers of ten beyond."""
+    if top < 2 * threshold:
+        return [tick for tick in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(0, top).tolist() if tick <= top]
+    powers = range(round(math.log10(threshold)), math.floor(math.log10(top)) + 1)
+    for digits, apart in (((1, 2, 5), 1), ((1,), 1), ((1,), 2)):
+        marks = [float(f"{digit}e{power}") for power in powers[::apart] for digit in digits]
+        ticks = [0.0, *(mark for mark in marks if mark <= top)]
+        if len(ticks) <= MOST_TICKS:
+            break
+    return ticks
 
 
 def _standard_error(spread) -> float:
