@@ -5,7 +5,7 @@ import shlex
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -36,6 +36,7 @@ HOSTILE = {
     "marks": "".join("\u0301\u0323"[index % 2] for index in range(100_000)),
     "expanding": "\ufdfa" * 100_000,
     "dots": ". " * 50_000,
+    "more dots": "a" + "." * 99_998 + "a",
     "lines": "\n - \n" * 20_000,
     "vowels": "ia" * 50_000,
     "apostrophes": "a'" * 50_000,
@@ -121,6 +122,7 @@ def test_contains_against_padded_words(text, phrases):
     assert rewards.Contains(phrases)(["p"], [text]) == [expected]
 
 
+@settings(deadline=None)  # nine rewards, twice
 @given(st.text(max_size=60), st.integers(0, 60))
 def test_any_text_and_any_beginning_has_a_score_in_bounds(text, cut):
     for spec, (low, high) in CHECKABLE.items():
@@ -211,7 +213,7 @@ def test_what_is_wrong_is_one_sentence(spec, says):
 )
 def test_sums_are_cut_where_they_are_meant(spec, terms):
     assert specs.terms(spec) == terms
-    if "similarity" not in spec and "20 - 40" not in spec:
+    if "similarity" not in spec:  # which loads a model
         rewards.load(spec)
 
 
@@ -246,5 +248,6 @@ def test_steering_with_a_sum_scores_beginnings(policy):
     """End to end: the credit of `auto` asks about beginnings, and every part is in the trace."""
     spec = "words:3-5 + contains:a,b + avoids:c + starts:a + regex:b + json + reading-ease"
     result = misvo.steer(policy, "a b c", spec, rollouts=4, steps=2, max_new_tokens=6)
-    assert rewards.load(spec).scores_prefixes and set(result.trace[0]["parts"]) == set(spec.split(" + "))
+    assert all("credit" in row for row in result.trace)  # which is there where beginnings were scored
+    assert set(result.trace[0]["parts"]) == set(spec.split(" + "))
     assert [c.reward for c in result.candidates] == pytest.approx(call(spec, *(c.text for c in result.candidates)))
