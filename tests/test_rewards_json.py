@@ -20,6 +20,7 @@ PERSON = {
     "properties": {"name": {"type": "string", "pattern": "^[A-Z]"}, "age": {"type": "integer", "minimum": 0}},
 }
 NODE = {"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {"in": {"$ref": "#/$defs/node"}}}}}
+BESIDE = {"$ref": "#/definitions/a", "minimum": 5, "definitions": {"a": {"type": "integer"}}}
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -119,6 +120,8 @@ def test_json_by_hand(text, expected):
         ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"a": 1, "b": 1}', 0),
         ({"allOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"a": 1}', 1 / 2),
         (NODE, '{"in": {"in": {"in": 3}}}', 3 / 4 + 1 / 8),
+        (BESIDE, "1", 1 / 2),
+        (BESIDE | {"$schema": "http://json-schema.org/draft-07/schema#"}, "1", 1),  # reads nothing beside a reference
         ({"uniqueItems": True}, '[1, true, "1", [1], {"a": 1}]', 1),
         ({"uniqueItems": True}, '[{"a": 1}, {"a": 1.0}]', 0),
     ],
