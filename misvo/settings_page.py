@@ -5,9 +5,11 @@ A test holds the page to what this makes. Imports no torch.
 
 import dataclasses
 import types
+from collections.abc import Mapping
 
 from misvo.settings import PRESETS, Settings
 
+KINDS = {bool: "true or false", str: "a text", Mapping: "names with values"}  # where a setting has no limit
 OPENING = """# Settings
 
 Every setting has one name: `misvo.steer(policy, prompt, reward, max_new_tokens=64)` in Python, `--max-new-tokens 64`
@@ -40,7 +42,7 @@ def _values(field) -> str:
         return "a name, see below"
     kind = field.type.__args__[0] if isinstance(field.type, types.UnionType) else field.type
     if limit is None:
-        return {bool: "true or false", str: "a text"}[kind]
+        return KINDS[kind]
     return f"a {'whole number of' if kind is int else 'number'} {limit.wish}"
 
 
