@@ -269,8 +269,9 @@ def test_ctrl_c_reaches_an_async_reward():
 
     async def hangs(completions, trainer_state, **_):
         if trainer_state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
             try:
+                await asyncio.sleep(0.2)  # until somebody waits for it
+                os.kill(os.getpid(), signal.SIGINT)
                 await asyncio.sleep(30)
             except asyncio.CancelledError:
                 cancelled.append(True)
