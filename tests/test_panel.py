@@ -37,6 +37,7 @@ def judge():
     return Judge(make_model("gemma3", seed=5), make_tokenizer(), name="tiny")
 
 
+@pytest.mark.filterwarnings("ignore:Precision loss")  # scipy's, where all responses are as diverse
 def test_every_measure_by_hand(result, judge):
     made = misvo.panel(result, judge=judge, held_out=words, encoder=encoder)
     last, first = ([c for c in result.candidates if c.step == step] for step in (3, 0))
