@@ -40,10 +40,9 @@ def _course(result):
     if not result.settings.starts_at_reference or not own or answer is None:
         return f"{course}."
     usual = sum(own) / len(own)
-    compared = (
-        "as likely as" if abs(answer - usual) < ALIKE else "likelier than" if answer > usual else "less likely than"
-    )
-    return f"{course}; the model as it was finds the answer {compared} its own ({answer:.2f} and {usual:.2f} nats a token)."
+    likely = "likelier than" if answer > usual else "less likely than"
+    compared = f"finds the answer {'as likely as' if abs(answer - usual) < ALIKE else likely} its own"
+    return f"{course}; the model as it was {compared} ({answer:.2f} and {usual:.2f} nats a token)."
 
 
 def _against_sampling(result):
