@@ -56,7 +56,7 @@ def test_every_measure_by_hand(result, judge):
         "diversity": lambda group: [misvo.metrics.diversity(c.text) for c in group],
         "held_out": lambda group: words([c.text for c in group]),
     }
-    names = ["reward", "kl_per_token", "own_likelihood", "fluency", "coherence", "diversity", "held_out"]
+    names = ["reward", "kl_per_token", "own_likelihood", "fluency", "coherence", "diversity", "changed", "held_out"]
     assert [measure.name for measure in made] == names  # the run does not know which tokens were changed
     for name, values in by_response.items():
         measure = made[name]
