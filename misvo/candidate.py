@@ -19,7 +19,7 @@ class Candidate:
     ref_logprob: float | None = None  # mean log-probability per token under the reference policy
     token_kl: list[float] = field(default_factory=list)  # nats at each token: KL of the steered to the reference law
     ended: bool | None = None  # by itself, or cut off at max_new_tokens; None where that is not known
-    changed: list[int] = field(default_factory=list)  # positions where the reference draws another token, same noise
+    changed: list[int] | None = None  # positions where the reference draws another token, same noise; None: not known
 
     @property
     def kl(self) -> float | None:
@@ -49,7 +49,7 @@ class Candidate:
 
         A field with a default may be missing, as it is in files of old; what is no field is passed over.
         """
-        optional = {"ref_logprob": None, "token_kl": [], "ended": None, "changed": []}
+        optional = {"ref_logprob": None, "token_kl": [], "ended": None, "changed": None}
         row = {**optional, **row}
         return cls(**{name: take(row, name, holds) for name, holds in FIELDS.items()})
 
@@ -86,5 +86,5 @@ FIELDS = {
     "ref_logprob": lambda value: value is None or number(value),
     "token_kl": numbers,
     "ended": lambda value: value is None or isinstance(value, bool),
-    "changed": lambda value: isinstance(value, list) and all(map(whole, value)),
+    "changed": lambda value: value is None or wholes(value),
 }

@@ -154,8 +154,7 @@ def _per_token(group: list[Candidate], total_of) -> Values:
 
 
 def _changed(candidate: Candidate) -> int | None:
-    places = getattr(candidate, "changed", None)
-    return None if places is None else len(places)
+    return None if candidate.changed is None else len(candidate.changed)
 
 
 def _scored(reward, prompt, group, columns) -> Values:

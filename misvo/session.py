@@ -203,9 +203,11 @@ class Session:
         try:
             answer = scoring.future.result()
             row = handle.run.tell(scoring.request, scoring.rollouts, scoring.responses, answer)
-        except RewardError as error:
+        except Exception as error:  # of a reward or of a method: it is this run's alone
             handle.run.settle()
-            error.result, handle.error = handle.result, error
+            if isinstance(error, RewardError):
+                error.result = handle.result
+            handle.error = error
             self._end(handle, "failed")
             events.append(Event(handle))
         else:
@@ -325,6 +327,6 @@ def steer_many(
             raise
     for handle in handles:
         if handle.error is not None:
-            handle.error.results = [other.result if other.state == "done" else None for other in handles]
+            vars(handle.error)["results"] = [other.result if other.state == "done" else None for other in handles]
             raise handle.error
     return [handle.result for handle in handles]

@@ -5,9 +5,17 @@ A test holds the page to what this makes. Imports no torch.
 
 import dataclasses
 import types
+from collections.abc import Mapping
 
-from misvo.settings import PRESETS, Settings
+from misvo.settings import PRESETS, SAMPLER, Settings
 
+# Where a setting has no limit
+KINDS = {
+    bool: "true or false",
+    str: "a text",
+    tuple[str, ...]: "a text or several",
+    Mapping: "names with values",
+}
 OPENING = """# Settings
 
 Every setting has one name: `misvo.steer(policy, prompt, reward, max_new_tokens=64)` in Python, `--max-new-tokens 64`
@@ -24,8 +32,9 @@ def page() -> str:
     lines = ["| setting | what it is for | values | methods | auto | paper |", "|---|---|---|---|---|---|"]
     for field in fields:
         methods = ", ".join(field.metadata["methods"] or ["all"])
-        values = (PRESETS[preset].get(field.name, field.default) for preset in ("auto", "paper"))
-        cells = [f"`{field.name}`", field.metadata["about"], _values(field), methods, *map(_code, values)]
+        auto, paper = (_code(PRESETS[preset].get(field.name, field.default)) for preset in ("auto", "paper"))
+        auto = "as the model came" if field.name in SAMPLER else auto
+        cells = [f"`{field.name}`", field.metadata["about"], _values(field), methods, auto, paper]
         lines.append(f"| {' | '.join(cells)} |")
     for field in fields:
         if field.metadata["names"]:
@@ -40,12 +49,12 @@ def _values(field) -> str:
         return "a name, see below"
     kind = field.type.__args__[0] if isinstance(field.type, types.UnionType) else field.type
     if limit is None:
-        return {bool: "true or false", str: "a text"}[kind]
+        return KINDS[kind]
     return f"a {'whole number of' if kind is int else 'number'} {limit.wish}"
 
 
 def _code(value) -> str:
-    return "" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return "" if value in (None, ()) else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 if __name__ == "__main__":

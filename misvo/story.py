@@ -5,6 +5,7 @@ import math
 from misvo import selection
 
 WARM = 0.4  # nats at which a token is tinted by two thirds
+ALIKE = 0.1  # nats per token that nobody would notice
 LITTLE_TO_LEARN = 0.5  # the share of steps with equal rewards from which on advice is due
 
 
@@ -39,10 +40,9 @@ def _course(result):
     if not result.settings.starts_at_reference or not own or answer is None:
         return f"{course}."
     usual = sum(own) / len(own)
-    return (
-        f"{course}; to the model as it was, the answer is as likely as {answer:.2f} nats per token, "
-        f"where its own responses have {usual:.2f}."
-    )
+    likely = "likelier than" if answer > usual else "less likely than"
+    compared = f"finds the answer {'as likely as' if abs(answer - usual) < ALIKE else likely} its own"
+    return f"{course}; the model as it was {compared} ({answer:.2f} and {usual:.2f} nats a token)."
 
 
 def _against_sampling(result):
@@ -63,7 +63,7 @@ def _passed_over(result):
         return None
     reference = [candidate for candidate in result.candidates if candidate.step == 0]
     why = selection.why_not(highest, reference) or "others read better"
-    return f"A response with reward {highest.reward:.3g}, was passed over: {why}."
+    return f"A response with reward {highest.reward:.3g} was passed over: {why}."
 
 
 def _nothing_to_learn(trace):

@@ -74,6 +74,8 @@ def fake_outcome(chunk, index):
         **name,
         "reward": reward,
         "best": {"step": 0, "rollout": 0, "text": "é\n\u2028x"},
+        "raw_best": {"step": 0, "rollout": 1, "text": "é\n\u2028x"},
+        "reference": None,
         "trace": trace,
         "tokens": 3,
     }

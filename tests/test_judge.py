@@ -58,6 +58,20 @@ def test_a_batch_changes_nothing_and_keeps_the_order(monkeypatch):
     assert together == pytest.approx(alone * 4, abs=1e-5)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "gptj-bias"])
+def test_the_logits_of_a_batch_stay_within_their_bound(architecture, monkeypatch):
+    """With kept columns and, for a model that does not take that option, without; a single text may be larger."""
+    model, shapes = make_model(architecture), []
+    made = judge.Judge(model, make_tokenizer())
+    monkeypatch.setattr(made, "_keeps", architecture == "llama")
+    monkeypatch.setattr(judge, "MOST_LOGITS", 30 * VOCAB)
+    model.register_forward_hook(lambda module, inputs, output: shapes.append(output.logits.shape))
+    found = made.fluency(PROMPTS * 4, RESPONSES * 4)
+    assert all(rows == 1 or rows * columns <= 30 for rows, columns, _ in shapes) and max(shapes)[0] > 1
+    monkeypatch.undo()
+    assert found == pytest.approx(made.fluency(PROMPTS * 4, RESPONSES * 4), abs=1e-5)
+
+
 def test_empty_responses_are_not_judged():
     made = judge.Judge(make_model("llama"), make_tokenizer())
     found = made.fluency(["a", "a", "a"], ["", "b", " \n"])

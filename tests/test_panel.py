@@ -1,16 +1,16 @@
 """The invasiveness panel against direct calculations on the candidates of a run."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from conftest import letter_reward, make_model, make_policy, make_tokenizer
 from scipy.stats import ttest_ind
+from typer.testing import CliRunner
 
 import misvo
+from misvo.cli import app
 from misvo.invasiveness import welch
 from misvo.judge import Judge
 
@@ -37,6 +37,7 @@ def judge():
     return Judge(make_model("gemma3", seed=5), make_tokenizer(), name="tiny")
 
 
+@pytest.mark.filterwarnings("ignore:Precision loss")  # scipy's, where all responses are as diverse
 def test_every_measure_by_hand(result, judge):
     made = misvo.panel(result, judge=judge, held_out=words, encoder=encoder)
     last, first = ([c for c in result.candidates if c.step == step] for step in (3, 0))
@@ -55,7 +56,7 @@ def test_every_measure_by_hand(result, judge):
         "diversity": lambda group: [misvo.metrics.diversity(c.text) for c in group],
         "held_out": lambda group: words([c.text for c in group]),
     }
-    names = ["reward", "kl_per_token", "own_likelihood", "fluency", "coherence", "diversity", "held_out"]
+    names = ["reward", "kl_per_token", "own_likelihood", "fluency", "coherence", "diversity", "changed", "held_out"]
     assert [measure.name for measure in made] == names  # the run does not know which tokens were changed
     for name, values in by_response.items():
         measure = made[name]
@@ -141,15 +142,29 @@ def test_steer_shows_keeps_and_prints_it(tmp_path):
     make_tokenizer().save_pretrained(tmp_path / "model")
     make_model("gemma3", seed=5).save_pretrained(tmp_path / "judge")
     make_tokenizer().save_pretrained(tmp_path / "judge")
-    base = [sys.executable, "-m", "misvo.cli", "steer", "a b c", "--model", str(tmp_path / "model"), "--reward"]
-    base += ["length:5", "-k", "4", "-n", "2", "-t", "6", "--held-out", "length:2", "--judge", str(tmp_path / "judge")]
-    done = subprocess.run([*base, "--save", str(tmp_path / "run")], capture_output=True, text=True)
-    assert done.returncode == 0 and "held-out reward length:2" in done.stdout, done.stderr
+    words = [
+        "steer",
+        "a b c",
+        "--model",
+        str(tmp_path / "model"),
+        "--reward",
+        "length:5",
+        "-k",
+        "4",
+        "-n",
+        "2",
+        "-t",
+        "6",
+    ]
+    words += ["--held-out", "length:2", "--judge"]
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "judge"), "--save", str(tmp_path / "run")])
+    assert done.exit_code == 0 and "held-out reward length:2" in done.stdout, done.output
     kept = misvo.Result.load(tmp_path / "run")
-    again = misvo.panel(kept, Judge.from_pretrained(tmp_path / "judge"), "length:2").to_dict()
+    again = misvo.panel(kept, tmp_path / "judge", "length:2").to_dict()
     assert kept.panel.keys() == again.keys() >= {"reward", "fluency", "held_out"}
     for name, measure in again.items():
         assert kept.panel[name]["last"] == pytest.approx(measure["last"], abs=1e-5)
-    base[base.index("--judge") + 1] = "no/such-judge"
-    done = subprocess.run(base, capture_output=True, text=True)
-    assert done.returncode == 2 and "no model could be loaded from the name 'no/such-judge'" in done.stderr
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "judge"), "--json"])
+    assert json.loads(done.stdout)["panel"].keys() == again.keys()
+    done = CliRunner().invoke(app, [*words, "no/such-judge"])
+    assert "no model could be loaded from the name 'no/such-judge'" in str(done.exception)

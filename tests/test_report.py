@@ -132,7 +132,7 @@ def test_ticks_are_round_and_few_and_reach_far(top, threshold):
     assert ticks[0] == 0 and ticks == sorted(ticks) and 3 <= len(ticks) <= 8
     assert top / 10 < ticks[-1] <= top or (top > 1e6 and ticks[-1] > top / 100)
     for tick in ticks:
-        assert f"{tick:g}" in (f"{tick:.1g}", f"{tick:.2g}")  # two digits at most
+        assert float(f"{tick:g}") == float(f"{tick:.2g}")  # two digits at most, as it is shown
 
 
 def test_ticks_of_the_pictures_can_be_read(run):
@@ -178,6 +178,8 @@ def test_partial_runs_say_what_is_missing(run, tmp_path):
     for name in ("config.json", "environment.json", "candidates.jsonl"):
         (part / name).write_bytes((run / name).read_bytes())
     lines = (run / "rows.jsonl").read_text().splitlines(keepends=True)
+    of = {name: [line for line in lines if json.loads(line)["method"] == name] for name in ("misvo", "best-of-n")}
+    lines = [*of["misvo"][:5], *of["best-of-n"]]
     failed = {**{k: json.loads(lines[7])[k] for k in ("model", "task", "prompt", "method", "seed", "candidates_end")}}
     failed["error"] = "RewardError: <b>no</b> score"
     (part / "rows.jsonl").write_text("".join(lines[:7]) + json.dumps(failed) + "\n" + lines[8][:40])

@@ -143,13 +143,19 @@ def test_a_reward_that_fails_on_everything_of_a_step_ends_the_run_with_its_own_e
 def test_credit_goes_on_where_the_beginnings_cannot_be_scored():
     """Beginnings are not answers: that none of them has a score says nothing about the step."""
 
+    beginnings = []
+
     def whole(text):
-        return letter_reward([text])[0] if len(text.split()) > 3 else explode()
+        if len(text.split()) == 6:
+            return letter_reward([text])[0]
+        beginnings.append(text)
+        return explode()
 
     whole.scores_prefixes = True
-    options = {"rollouts": 8, "steps": 2, "max_new_tokens": 6, "preset": "auto", "select": "best"}
+    options = {"rollouts": 16, "steps": 2, "max_new_tokens": 6, "preset": "auto", "select": "best"}
     result = misvo.steer(make_policy(), "a b c", whole, on_reward_error="none", **options)
     assert len(result.trace) == 2 and torch.isfinite(result.steering.vectors).all()
+    assert len(beginnings) > 2 * 16 and any(c.reward is not None for c in result.candidates)
 
 
 def test_settings_say_what_they_take():

@@ -96,6 +96,25 @@ def test_one_joins_one_leaves_and_one_fails_while_the_others_decode():
     same(policy, joining.result, misvo.steer(policy, CASES[1][0], CASES[1][1], settings=CASES[1][2]))
 
 
+def test_whatever_goes_wrong_in_one_run_is_its_own(monkeypatch):
+    """A reward that ends the process, a method that breaks: the others go on, and the first error is raised at the end."""
+
+    def exits(text):
+        raise SystemExit(3)
+
+    policy = FakePolicy()
+    with Session(policy) as session:
+        good, bad, broken = (session.add(text, length, settings(steps=2)) for text in ("one", "two", "three"))
+        bad.reward = misvo.rewards.as_reward(exits)
+        monkeypatch.setattr(broken.run.method, "update", lambda *_: 1 / 0)
+        drive(session)
+    assert (good.state, bad.state, broken.state) == ("done", "failed", "failed")
+    assert "SystemExit" in str(bad.error) and isinstance(broken.error, ZeroDivisionError)
+    with pytest.raises(misvo.RewardError, match="SystemExit") as caught:
+        misvo.steer_many(policy, ["one", "two"], exits, settings=settings(steps=1))
+    assert caught.value.results == [None, None]
+
+
 def test_what_is_cancelled_gives_its_memory_back(monkeypatch):
     opened, begin = [], LawStep.open
 

@@ -29,6 +29,7 @@ READINGS = {
     "coherence": "Coherence ↑",
     "diversity": "Diversity ↑",
     "held_out": "Held-out reward ↑",
+    "seconds.wall": "Seconds ↓",
 }
 
 

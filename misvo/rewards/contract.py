@@ -191,7 +191,7 @@ def _failures_named(prompts, completions):
         if isinstance(error, RewardError) and where in str(error):
             raise
         raise RewardError(f"{str(error).rstrip('.')} (on the responses to {where}).") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a reward that calls sys.exit ends its own run, not all others
         raise RewardError(
             f"the reward raised {type(error).__name__} ({short(error)}) on the responses to {short(prompts[0])!r}, "
             f"the first of which is {short(as_text(completions[0]))!r}."

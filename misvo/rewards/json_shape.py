@@ -97,7 +97,7 @@ def _checker(schema):
         raise MisvoError("the reward 'json' takes schemas of draft 4 or later: leave out '$schema'.")
     try:
         _refuse_unsafe(schema, dialect, schema, {"#"})
-        dialect.check_schema(schema)
+        dialect.check_schema(schema, format_checker=None)  # formats are patterns: `compiled` has seen to them
     except SchemaError as error:
         where = "/".join(map(str, error.absolute_path)) or "its top"
         raise MisvoError(f"the schema of the reward 'json' is wrong at {where}: {short(error.message)}.") from error
@@ -123,8 +123,8 @@ def _refuse_unsafe(part, dialect, root, seen):
             named = lookup(root, value)
             if value not in seen:
                 seen.add(value)
-                dialect.check_schema(named)
                 _refuse_unsafe(named, dialect, root, seen)
+                dialect.check_schema(named, format_checker=None)
         elif keyword == "pattern" and isinstance(value, str):
             compiled(value)
         elif keyword in _OF_NAMES and isinstance(value, dict):

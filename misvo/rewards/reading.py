@@ -19,7 +19,7 @@ GRADE = (-4.0, 40.0)
 GRADES_TO_ASK_FOR = (0.0, 20.0)
 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
-_SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]*_]*(?:\s+|$)|\n\s*\n|\n(?=\s*(?:[-*•#]|\d+[.)])\s)")
+_SENTENCE_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)\]*_]*(?:\s+|$)|\n\s*\n|\n(?=\s*(?:[-*•#]|\d+[.)])\s)")
 
 _VOWELS = "aeiouyàáâãäåæèéêëìíîïòóôõöøùúûüýÿœ"
 _RUN = re.compile(f"[{_VOWELS}]+")

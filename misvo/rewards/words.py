@@ -7,7 +7,7 @@ perfect hit. A script without blanks counts as one word.
 
 import re
 
-from misvo.errors import MisvoError
+from misvo.errors import MisvoError, short
 from misvo.prompts import as_text
 
 _RANGE = re.compile(r"(\d{0,9})\s*[-–]\s*(\d{0,9})")  # both ends of the range, either may be left out
@@ -35,7 +35,7 @@ class Words:
         ends = _RANGE.fullmatch(text if _RANGE.fullmatch(text) else f"{text}-{text}")
         if not ends or not any(ends.groups()):
             raise MisvoError(
-                f"write this reward as 'words:20-40', 'words:20-', 'words:-40' or 'words:30', not {text!r}."
+                f"write this reward as 'words:20-40', 'words:20-', 'words:-40' or 'words:30', not {short(text)!r}."
             )
         return cls(*(int(end) if end else None for end in ends.groups()))
 
