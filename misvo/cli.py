@@ -111,7 +111,7 @@ def steer(
         bool, typer.Option("--overwrite", help="Let `--save` or `--out` take the place of another run.")
     ] = False,
     retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="Of `--file`: do prompts again whose reward failed before.")
+        bool, typer.Option("--retry-errors", help="Of `--file`: do prompts again that failed before.")
     ] = False,
     judge: Annotated[
         str | None, typer.Option(help="A model that reads the responses: fluency, as `gemma3-270m`.")

@@ -4,7 +4,7 @@ is done. Killed or stopped, the same command goes on where it was (`results_file
 A line has: id, prompt and columns as they were asked; text and reward of the answer; unsteered_text and
 unsteered_reward, the best of the first step, which sampled the model as it was; kl_per_token, nats of the last step;
 first_mean and last_mean, the mean rewards of those steps; tokens that were sampled in all; error where the reward
-failed, else null.
+or the method failed, else null.
 """
 
 import json
@@ -127,7 +127,7 @@ def _steer(policy: Policy, score, settings: Settings, rows: list[Row], results: 
 
 
 def to_line(row: Row, handle: Handle) -> dict:
-    """What is kept of a prompt that has ended; of one whose reward failed, what it had until then."""
+    """What is kept of a prompt that has ended; of one that failed, what it had until then."""
     result, trace = handle.result, handle.result.trace
     best, plain = best_of(result), result.unsteered
     return {
@@ -142,8 +142,13 @@ def to_line(row: Row, handle: Handle) -> dict:
         "first_mean": trace[0]["mean"] if trace else None,
         "last_mean": trace[-1]["mean"] if trace else None,
         "tokens": sum(step["tokens"] for step in trace),
-        "error": None if handle.error is None else short(handle.error, 2000),
+        "error": None if handle.error is None else _told(handle.error),
     }
+
+
+def _told(error: Exception) -> str:
+    """A sentence of ours as it is; of what broke otherwise, also what it is."""
+    return short(error if isinstance(error, MisvoError) else f"{type(error).__name__}: {error}", 2000)
 
 
 class _Progress:
@@ -155,7 +160,7 @@ class _Progress:
         self.console = Console(stderr=True, highlight=False)
         self.bar = Bar(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True)
         self.steps_each, self.total, self.finished = settings.steps, total, finished
-        self.steps = self.failed = 0  # steps of prompts that are under way; prompts whose reward failed
+        self.steps = self.failed = 0  # steps of prompts that are under way; prompts that failed
         self.task = self.bar.add_task("", total=total, completed=finished, count=f"{finished}/{total}", state="")
 
     def __enter__(self):
@@ -185,7 +190,7 @@ class _Progress:
 
 
 def summarise(lines: list[dict]) -> dict:
-    """Counts, and means over the prompts whose reward did not fail."""
+    """Counts, and means over the prompts that did not fail."""
     well = [line for line in lines if line["error"] is None]
     names = ("reward", "unsteered_reward", "first_mean", "last_mean", "kl_per_token")
     known = {name: [line[name] for line in well if line[name] is not None] for name in names}
@@ -210,7 +215,7 @@ def _report(lines: list[dict], out: Path, fresh: int, as_json: bool) -> None:
         if summary["better_than_unsteered"] is not None:
             print(f"{summary['better_than_unsteered']} answers have a higher reward than the best without steering")
     if failed:
-        told = f"the reward failed on {len(failed)} of {len(lines)} prompts, first on {failed[0]['id']!r}: "
+        told = f"{len(failed)} of {len(lines)} prompts failed, the first, {failed[0]['id']!r}, with: "
         told += f"{failed[0]['error'].rstrip('.')}; --retry-errors does them again."
         if len(failed) == len(lines):
             raise MisvoError(told)

@@ -197,7 +197,7 @@ def test_a_reward_that_fails_costs_its_own_prompt_and_can_be_tried_again(world, 
         patch.setenv("FAILS_AT", "b")
         assert misvo_steer(patch, *arguments(world, "--json")) == 0
     shown = capsys.readouterr()
-    assert json.loads(shown.out)["failed"] == 1 and "failed on 1 of 5 prompts, first on 'p1'" in shown.err
+    assert json.loads(shown.out)["failed"] == 1 and "1 of 5 prompts failed, the first, 'p1', with: " in shown.err
     lines = {line["id"]: line for line in read_lines(results)}
     assert "no letters today" in lines["p1"]["error"] and lines["p1"]["reward"] is None
     assert all(line["error"] is None and line["reward"] is not None for name, line in lines.items() if name != "p1")
@@ -211,7 +211,7 @@ def test_a_reward_that_fails_costs_its_own_prompt_and_can_be_tried_again(world, 
     with monkeypatch.context() as patch:
         patch.setenv("FAILS_AT", "all")
         assert misvo_steer(patch, *arguments(world, "--overwrite")) == 2
-    assert "failed on 5 of 5 prompts" in capsys.readouterr().err
+    assert "5 of 5 prompts failed" in capsys.readouterr().err
 
 
 def test_text_files_system_messages_and_a_bad_prompt_among_good_ones(world, monkeypatch, capsys):
