@@ -36,8 +36,8 @@ def steer(
     with view.loading(model):
         policy = misvo.Policy.from_pretrained(model, **load)
     try:
-        with second_ctrl_c_ends(), view.Progress(settings) as progress:
-            result = misvo.steer(policy, prompt, score, settings=settings, columns=columns, on_step=progress.update)
+        with second_ctrl_c_ends():
+            result = misvo.steer(policy, prompt, score, settings=settings, columns=columns, progress=True)
     except (RewardError, KeyboardInterrupt) as error:
         _rescue(outputs, error, reward)
         raise

@@ -3,11 +3,13 @@ sentence each."""
 
 import difflib
 import re
-from contextlib import nullcontext
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from misvo import embedded, hub, placement
 from misvo.errors import MisvoError
@@ -62,7 +64,7 @@ def load(name, *, dtype="auto", device=None, device_map=None, torch_dtype=None, 
         options["local_files_only"] = True
     shared = {option: value for option, value in options.items() if option in OF_BOTH}
     try:
-        with source.reading(), embedded.quiet() if known else nullcontext():
+        with source.reading(), embedded.quiet() if known else _bars_as_wished():
             tokenizer = AutoTokenizer.from_pretrained(folder, **shared)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=device_map, **options)
         return (model if device is None else model.to(device)).eval(), tokenizer
@@ -71,6 +73,25 @@ def load(name, *, dtype="auto", device=None, device_map=None, torch_dtype=None, 
         if isinstance(error, TypeError) and strange and strange[1] in options:
             raise _unknown(strange[1]) from error
         raise MisvoError(_failure(name, source.explain(error), isinstance(error, OSError))) from error
+
+
+@contextmanager
+def _bars_as_wished():
+    """No bar while weights load where transformers is to speak of errors alone, as under the command line; downloads,
+    which may take an hour, keep theirs."""
+    weights, downloads = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    if not weights or logging.get_verbosity() < logging.ERROR:
+        yield
+        return
+    logging.disable_progress_bar()  # those of downloads with it
+    try:
+        if downloads:
+            enable_progress_bars()
+        yield
+    finally:
+        logging.enable_progress_bar()
+        if not downloads:
+            disable_progress_bars()
 
 
 def _failure(name, reason, not_found):

@@ -1,6 +1,6 @@
 """A frozen model and its tokenizer, ready to be steered: what users load, sample from and hand to `misvo.steer`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 
@@ -8,12 +8,12 @@ from torch import nn
 
 from misvo import embedded, int8, linear, loading
 from misvo.engines.torch import TorchEngine
-from misvo.errors import MisvoError
+from misvo.errors import MisvoError, cut
 from misvo.footprint import MOST_ROWS
 from misvo.interventions import Vectors
 from misvo.model import Model
 from misvo.own_sampler import OwnSampler
-from misvo.prompts import Prompt, render
+from misvo.prompts import Prompt, is_many, render
 from misvo.rollouts import Request, Rollouts
 from misvo.sampling import sampler_of
 from misvo.settings import SAMPLER, Settings
@@ -70,7 +70,8 @@ class Policy(Model):
         return cls(model, tokenizer, str(name), own_sampler)
 
     def __repr__(self):
-        return f"Policy({self.name!r}, {_rounded(self.parameter_count)} parameters, {self.precision}, {self.place})"
+        name, count, place = cut(repr(self.name), 150), _rounded(self.parameter_count), cut(self.place, 60)
+        return f"Policy({name}, {count} parameters, {self.precision}, {place})"
 
     def engine(self, max_rows: int = MOST_ROWS) -> TorchEngine:
         """Something that decodes requests for this policy, so many rows at a time."""
@@ -97,7 +98,7 @@ class Policy(Model):
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Sequence[Prompt],
         steering=None,
         *,
         samples: int | None = None,
@@ -107,8 +108,11 @@ class Policy(Model):
         raw: bool = False,
         chat_template_kwargs: Mapping | None = None,
         **sampler,
-    ) -> str | list[str]:
+    ) -> str | list[str] | list[list[str]]:
         """Sample from the (steered) policy: one text, or a list of `samples` texts.
+
+        A list of strings, of chats or of lists of token ids is many prompts, which are decoded together: what comes
+        back is a list, with what each prompt has alone. A list of messages or of token ids is one prompt.
 
         `steering` is a `Steering`, the folder of one, or a `Result`; `strength` multiplies its vectors. Beyond its
         length, vectors that were tied across positions go on, and others end. `sampler` is temperature, top_p, top_k,
@@ -126,11 +130,13 @@ class Policy(Model):
             chat_template_kwargs=chat_template_kwargs,
             **sampler,
         )
+        if isinstance(sampled, list):
+            return [one.texts if samples is not None else one.texts[0] for one in sampled]
         return sampled.texts if samples is not None else sampled.texts[0]
 
     def sample(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Sequence[Prompt],
         steering=None,
         *,
         samples: int = 1,
@@ -140,7 +146,7 @@ class Policy(Model):
         raw: bool = False,
         chat_template_kwargs: Mapping | None = None,
         **sampler,
-    ) -> Samples:
+    ) -> Samples | list[Samples]:
         """What `generate` does, with the tokens, their KL to the reference and where steering changed them."""
         steering = None if steering is None else as_steering(steering)
         if max_new_tokens is None:
@@ -152,20 +158,30 @@ class Policy(Model):
         sizes = {"method": "best-of-n", "rollouts": samples, "max_new_tokens": max_new_tokens, "seed": seed}
         inherited = {name: made_with[name] for name in SAMPLER if name in made_with}
         settings = Settings.from_preset(**sizes, **{**inherited, **sampler}).for_model(self.own_sampler)
-        request = Request(
-            prompt=tuple(self.encode(prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)),
-            seed=seed,
-            step=0,
-            rollouts=range(settings.rollouts),
-            max_new_tokens=max_new_tokens,
-            sampler=sampler_of(settings, self.ends),
-            intervention=None if steering is None else Vectors.by_position(steering.at(max_new_tokens)),
-            stop=settings.stop,
-        )
-        rows = self.rows_that_fit(None, settings, longest=len(request.prompt))
-        rollouts = self.engine(rows).run(request)
-        texts = [before_stop(self.decode(tokens), settings.stop) for tokens in rollouts.responses()]
-        return Samples(texts, rollouts)
+        many, template = is_many(prompt), {"raw": raw, "chat_template_kwargs": chat_template_kwargs}
+        prompts = [tuple(self.encode(one, **template)) for one in (prompt if many else [prompt])]
+        for tokens in prompts:
+            self.check_length(len(tokens), max_new_tokens)
+        requests = {  # the same prompt twice has the same answer
+            tokens: Request(
+                prompt=tokens,
+                seed=seed,
+                step=0,
+                rollouts=range(settings.rollouts),
+                max_new_tokens=max_new_tokens,
+                sampler=sampler_of(settings, self.ends),
+                intervention=None if steering is None else Vectors.by_position(steering.at(max_new_tokens)),
+                stop=settings.stop,
+            )
+            for tokens in prompts
+        }
+        rows = self.rows_that_fit(None, settings, len(requests), longest=max(map(len, requests)))
+        decoded = dict(zip(requests, self.engine(rows).run_many(list(requests.values())), strict=True))
+        sampled = [self._samples(decoded[tokens], settings.stop) for tokens in prompts]
+        return sampled if many else sampled[0]
+
+    def _samples(self, rollouts, stop):
+        return Samples([before_stop(self.decode(tokens), stop) for tokens in rollouts.responses()], rollouts)
 
 
 def as_policy(thing) -> Policy:

@@ -42,6 +42,11 @@ def is_chat(prompt) -> bool:
     return not isinstance(prompt, str) and not is_ids(prompt)
 
 
+def is_many(prompt) -> bool:
+    """Whether this is a list of prompts: of strings and lists alone. One prompt is a list of dicts or of numbers."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(one, str | list) for one in prompt)
+
+
 def is_continued(prompt) -> bool:
     """Whether the response goes on with an answer that the prompt begins."""
     return is_chat(prompt) and bool(prompt) and prompt[-1]["role"] == "assistant"

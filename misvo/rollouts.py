@@ -1,6 +1,6 @@
 """What decoding is asked for and what it gives: plain data, the same for every engine and across processes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import torch
@@ -56,6 +56,10 @@ class Rollouts:
     seconds: float = 0.0  # this request's share of the time that decoding took
     prefill_seconds: float = 0.0  # what reading its prompt took, where this was the first to ask for it
 
+    def __repr__(self) -> str:
+        kept = [field.name for field in fields(self) if isinstance(getattr(self, field.name), torch.Tensor)]
+        return f"Rollouts({', '.join(f'{name} {_shape(getattr(self, name))}' for name in kept)})"
+
     @property
     def alive(self) -> torch.Tensor:
         """Which positions hold a token, (K, T) bool."""
@@ -64,3 +68,7 @@ class Rollouts:
     def responses(self) -> list[list[int]]:
         """The token ids of each row, up to and with EOS."""
         return [row[:length] for row, length in zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)]
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return "×".join(map(str, tensor.shape))

@@ -228,7 +228,7 @@ class Run:
 
     def _note(self, known, update: Update) -> str | None:
         if update.note is None and min(known) == max(known) and self.method.vectors is not None:
-            return "all rewards are equal: nothing to learn from this step"
+            return f"all rewards are equal ({known[0]:.3g}): no response is better than another, so nothing is learned"
         return update.note
 
     def _enough(self, step) -> str | None:

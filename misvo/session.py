@@ -20,6 +20,7 @@ from misvo.engine import Engine, Ticket
 from misvo.errors import MisvoError, RewardError
 from misvo.options import Options
 from misvo.policy import Policy, as_policy
+from misvo.progress import Progress
 from misvo.prompts import Prompt, shown
 from misvo.result import Result
 from misvo.rewards import AnyReward, Reward, TrainerState, as_reward, check_columns, insisting
@@ -44,6 +45,9 @@ class Handle:
     error: Exception | None = None
     _tickets: set[Ticket] = field(default_factory=set)
 
+    def __repr__(self) -> str:
+        return f"Handle({self.state}, {self.result!r})"
+
     @property
     def result(self) -> Result:
         return self.run.result
@@ -58,7 +62,7 @@ class Event:
     """Something happened to a prompt: a step with its trace row, or, with none, its end."""
 
     handle: Handle
-    row: dict | None = None
+    row: dict | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -84,6 +88,9 @@ class Session:
         self._running: list[Handle] = []
         self._decoding: dict[Ticket, tuple[Handle, Request]] = {}
         self._together = 1  # most runs that have decoded at once
+
+    def __repr__(self) -> str:
+        return f"Session({self.policy!r}, {len(self._waiting)} waiting, {len(self._running)} running)"
 
     def __enter__(self):
         return self
@@ -246,6 +253,7 @@ def steer(
     settings: Settings | None = None,
     columns: dict | None = None,
     on_step: OnStep | None = None,
+    progress: bool | None = None,
     **options: Unpack[Options],
 ) -> Result:
     """Optimise steering vectors for one prompt and return the best response seen.
@@ -256,7 +264,8 @@ def steer(
     `options` are `preset`, "auto" (no tuning: the default) or "paper" (Algorithm 1 as printed), and any field of
     `misvo.Settings`; `settings` is such an object in their place. A list of rewards is their sum with
     `reward_weights`. `columns` is a dict handed to the reward beside prompts and completions; `on_step(index, row)` is
-    called with each new trace row.
+    called with each new trace row. `progress` shows a line with steps, rewards, KL and time left on standard error:
+    True does, False does not, None does in a terminal or a notebook when a run takes more than some seconds.
 
     A trace row has: step, mean, max and best reward, unscored (how many rewards were None), norm of u and sequence
     KL of the policy that was sampled (kl, kl_per_position), tokens, seconds by stage, a note where something was odd;
@@ -275,6 +284,7 @@ def steer(
             settings=settings,
             columns=rows,
             on_step=on_step,
+            progress=progress,
             **options,
         )[0]
     except KeyboardInterrupt as interrupt:
@@ -292,6 +302,7 @@ def steer_many(
     settings: Settings | None = None,
     columns: Sequence[dict] | None = None,
     on_step: OnStep | None = None,
+    progress: bool | None = None,
     **options: Unpack[Options],
 ) -> list[Result]:
     """Steer many prompts in one batch; each gets the result that `steer` would give it alone.
@@ -316,10 +327,8 @@ def steer_many(
             for index, prompt in enumerate(prompts)
         ]
         try:
-            while session.busy:
-                for event in session.step():
-                    if on_step is not None and event.row is not None:
-                        on_step(handles.index(event.handle), event.row)
+            with Progress(settings, len(handles), progress) as bar:
+                _drive(session, handles, bar, on_step)
         except KeyboardInterrupt as interrupt:
             for handle in handles:
                 handle.run.settle()
@@ -330,3 +339,15 @@ def steer_many(
             vars(handle.error)["results"] = [other.result if other.state == "done" else None for other in handles]
             raise handle.error
     return [handle.result for handle in handles]
+
+
+def _drive(session: Session, handles: list[Handle], bar: Progress, on_step: OnStep | None) -> None:
+    """Step until all prompts are done, and tell of it."""
+    while session.busy:
+        events = session.step()
+        bar.tick()
+        for event in events:
+            index = handles.index(event.handle)
+            bar.update(index, event.row)
+            if on_step is not None and event.row is not None:
+                on_step(index, event.row)

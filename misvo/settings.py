@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
 
 from misvo import options as by_name
-from misvo.errors import MisvoError
+from misvo.errors import MisvoError, cut, short
 from misvo.options import SettingsOptions
 from misvo.own_sampler import NOT_TAKEN_OVER, OwnSampler
 from misvo.prompts import check_template
@@ -277,6 +277,12 @@ class Settings:
         given: dict[str, Any] = {**options}
         return cls(**{**chosen, **given})
 
+    def __repr__(self) -> str:
+        """What is other than the defaults of the fields, cut where it is long."""
+        usual = vars(type(self)(self.method))
+        said = [f"{name}={cut(repr(value), 60)}" for name, value in vars(self).items() if value != usual[name]]
+        return cut(f"Settings({', '.join([f'method={self.method!r}', *said])}", 290) + ")"
+
     def for_model(self, own: OwnSampler) -> "Settings":
         """These settings with the model's own sampler in the place of every None."""
         return dataclasses.replace(self, **own.resolve({name: getattr(self, name) for name in SAMPLER}))
@@ -336,8 +342,8 @@ def parse_bytes(text: str) -> int:
     if match is not None:
         with suppress(ValueError):  # such as "1.2.3"
             number = float(match[1]) * (1024 if match[3] else 1000) ** " kmgt".index(match[2] or " ")
-    if number < 1:
-        raise MisvoError(f"memory must be a size such as '8GB' or '512MiB', not {text!r}.")
+    if not 1 <= number < math.inf:
+        raise MisvoError(f"memory must be a size such as '8GB' or '512MiB', not {short(text)!r}.")
     return int(number)
 
 

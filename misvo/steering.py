@@ -41,7 +41,7 @@ class Steering:
 
     def __repr__(self) -> str:
         shape, model = "×".join(map(str, self.vectors.shape)), one_line(str(self.metadata.get("model")), 60)
-        return f"Steering({shape}, norm={self.norm:.4g}, tie='{self.tie}', model='{model}')"
+        return f"Steering({shape}, norm={self.norm:.4g}, tie='{one_line(str(self.tie), 20)}', model='{model}')"
 
     def __add__(self, other: "Steering") -> "Steering":
         if not isinstance(other, Steering):

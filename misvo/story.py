@@ -7,6 +7,10 @@ from misvo import selection
 WARM = 0.4  # nats at which a token is tinted by two thirds
 ALIKE = 0.1  # nats per token that nobody would notice
 LITTLE_TO_LEARN = 0.5  # the share of steps with equal rewards from which on advice is due
+ADVICE = (
+    "Try more rollouts, so that one may earn more than the rest; a higher temperature, so that they differ more; or a "
+    "reward that also pays for coming closer, in place of all or nothing."
+)
 
 
 def story(result) -> list[str]:
@@ -14,7 +18,10 @@ def story(result) -> list[str]:
     trace = result.trace
     if not trace or all(candidate.reward is None for candidate in result.candidates):
         return []
-    sentences = [_course(result), _against_sampling(result), _passed_over(result), _nothing_to_learn(trace)]
+    rewards = {candidate.reward for candidate in result.candidates if candidate.reward is not None}
+    if len(rewards) == 1 and len(result.candidates) > 1:
+        return [_all_equal(result, *rewards)]
+    sentences = [_course(result), _against_sampling(result), _passed_over(result), _nothing_to_learn(result)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -66,11 +73,19 @@ def _passed_over(result):
     return f"A response with reward {highest.reward:.3g} was passed over: {why}."
 
 
-def _nothing_to_learn(trace):
+def _all_equal(result, reward):
+    """Of a run that no response stands out of."""
+    steered = ", so there was nothing to steer toward" if result.steering is not None else ""
+    told = f"All {len(result.candidates)} responses earned {reward:.3g}: none is better than another{steered}"
+    return f"{told}. {ADVICE}"
+
+
+def _nothing_to_learn(result):
+    trace = result.trace
     quiet = sum(row.get("spread") == 0 for row in trace)
-    if quiet < LITTLE_TO_LEARN * len(trace):
+    if result.steering is None or quiet < LITTLE_TO_LEARN * len(trace):
         return None
     return (
-        f"In {quiet} of {len(trace)} steps all responses earned the same, so there was nothing to learn from: try more "
-        "rollouts, a higher temperature, or a reward with steps in between."
+        f"In {quiet} of {len(trace)} steps all responses earned the same: none was better than another, so those steps "
+        f"had nothing to steer toward. {ADVICE}"
     )

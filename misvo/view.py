@@ -1,4 +1,4 @@
-"""What a run looks like in a terminal: progress on standard error, the result on standard output."""
+"""What a result looks like in a terminal; while it comes about, `misvo.progress` tells how far it is."""
 
 import sys
 from contextlib import contextmanager
@@ -7,12 +7,10 @@ from itertools import zip_longest
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from misvo.settings import Settings
 from misvo.story import nats_per_token, story, warmth
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -22,36 +20,6 @@ FAINT = 0.05  # the least tint that is shown
 def loading(model: str):
     """A spinner on standard error while a model loads; the first load of an embedded model converts it."""
     return Console(stderr=True).status(f"Loading {model} (an embedded model is converted once, in about 20 s)")
-
-
-class Progress:
-    """A bar per step with the mean and best reward and the KL; silent where standard error is not a terminal."""
-
-    def __init__(self, settings: Settings):
-        columns = [
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total} steps"),
-        ]
-        columns += [TextColumn("{task.fields[state]}"), TimeElapsedColumn(), TimeRemainingColumn()]
-        self.console = Console(stderr=True)
-        self.bar = Bar(*columns, console=self.console, transient=True)
-        self.task = self.bar.add_task(f"Steering with {settings.method}", total=settings.steps, state="")
-
-    def __enter__(self):
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_):
-        self.bar.stop()
-
-    def update(self, _, row: dict):
-        state = f"mean {row['mean']:.3f}  best {row['best']:.3f}  KL {row['kl']:.2f}"
-        self.bar.update(self.task, advance=1, state=state)
-        if not self.console.is_terminal:  # a log file wants lines, not a bar
-            print(f"step {row['step']}: {state}", file=sys.stderr, flush=True)
-        if "note" in row:
-            self.bar.console.print(f"step {row['step']}: {row['note']}", style="yellow", highlight=False)
 
 
 @contextmanager

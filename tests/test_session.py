@@ -97,7 +97,7 @@ def test_one_joins_one_leaves_and_one_fails_while_the_others_decode():
 
 
 def test_whatever_goes_wrong_in_one_run_is_its_own(monkeypatch):
-    """A reward that ends the process, a method that breaks: the others go on, and the first error is raised at the end."""
+    """A reward that ends the process, a method that breaks: the others go on, and the first error is raised then."""
 
     def exits(text):
         raise SystemExit(3)

@@ -65,13 +65,13 @@ def _measure(policy, task, cell, seed, warmup, count) -> dict:
     settings = replace(cell.settings, seed=seed, kl_ref=False)
     seconds, tokens, stages, lengths = [], [], [], []
     for row in task.rows[:warmup]:
-        steer(policy, row.prompt, task.reward, columns=row.columns, settings=settings)
+        steer(policy, row.prompt, task.reward, columns=row.columns, settings=settings, progress=False)
         count(None)
     with PeakMemory(policy.device) as peak:
         for row in task.rows[warmup:]:
             _wait(policy.device)
             started = time.perf_counter()
-            result = steer(policy, row.prompt, task.reward, columns=row.columns, settings=settings)
+            result = steer(policy, row.prompt, task.reward, columns=row.columns, settings=settings, progress=False)
             _wait(policy.device)
             seconds.append(time.perf_counter() - started)
             tokens.append(sum(step["tokens"] for step in result.trace))

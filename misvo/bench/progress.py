@@ -13,6 +13,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from misvo.bench.plan import Chunk
+from misvo.progress import clock
 
 
 class Estimator:
@@ -102,12 +103,6 @@ class SweepProgress:
         if chunk is not None:
             left -= share * (self.estimator.seconds(chunk) or 0.0)
         return f"{clock(time.perf_counter() - self.started)} so far, about {clock(left)} left"
-
-
-def clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(max(0.0, seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def _where(chunk):

@@ -73,6 +73,7 @@ def _steer(policy, reward, chunk, indices, on_step) -> list[Outcome]:
             columns=[row.columns for row in rows],
             on_step=on_step,
             settings=settings,
+            progress=False,  # a sweep has a bar of its own
         )
     wall = (time.perf_counter() - started) / len(rows)
     return [

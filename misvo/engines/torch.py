@@ -7,6 +7,7 @@ body on the rest. Prompts are read once, when their first request comes, and kep
 import time
 import warnings
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 
@@ -48,6 +49,21 @@ class TorchEngine:
                 if finished == ticket:
                     return rollouts
         raise MisvoError("the request was cancelled.")
+
+    def run_many(self, requests: Sequence[Request]) -> list[Rollouts]:
+        """Decode requests of different prompts to their end, together as far as there is room."""
+        left = deque(enumerate(requests))
+        flying: dict[Ticket, int] = {}  # index of each request
+        done: dict[int, Rollouts] = {}
+        while left or flying:
+            while left and self.room(left[0][1]):
+                index, request = left.popleft()
+                flying[self.submit(request)] = index
+            for ticket, rollouts in self.advance():
+                index = flying.pop(ticket)
+                done[index] = rollouts
+                self.forget(requests[index].prompt)
+        return [done[index] for index in range(len(requests))]
 
     @property
     def busy(self) -> bool:

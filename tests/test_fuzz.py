@@ -1,0 +1,347 @@
+"""Whatever a user gives, in Python or in the shell: a result, or one sentence. Nothing else is raised, nothing hangs.
+
+200 examples in the usual suite; `pytest -m slow` makes 10,000.
+"""
+
+import contextlib
+import io
+import json
+import math
+import signal
+import sys
+import time
+import warnings
+from dataclasses import fields
+
+import pytest
+from conftest import letter_reward, make_model, make_policy, make_tokenizer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import misvo
+from misvo import cli
+from misvo.settings import COSTS, CREDITS, METHODS, SELECTIONS, STEPS, TIES, Settings
+
+SECONDS = 20  # no example may take longer; most take a hundredth of one
+SHORT = 2000  # characters of a sentence
+QUICK, MANY = 100, 5000  # examples of each of the two tests: 200 and 10,000 in all
+
+
+def fuzz(count):
+    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+
+
+@contextlib.contextmanager
+def deadline(what):
+    """An example that hangs is interrupted, and says what it was."""
+
+    def late(*_):
+        raise AssertionError(f"no answer within {SECONDS} s: {what!r}")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def assert_sentence(message: str):
+    assert message and "\n" not in message.strip() and len(message) < SHORT and "Traceback" not in message, message
+
+
+# What users give
+
+texts = st.text(max_size=12)
+odd = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([0, -1, 1, 2, 2**31, 2**63, 2**64, 10**30, -(10**30), 10**400]),
+    st.floats(),
+    texts,
+    st.just(""),
+    st.lists(st.integers(0, 3), max_size=2),
+    st.dictionaries(texts, st.integers(), max_size=1),
+    st.binary(max_size=2),
+)
+names = {"method": METHODS, "cost": COSTS, "tie": TIES, "step": STEPS, "credit": CREDITS, "select": SELECTIONS}
+SIZES = {"rollouts": 4, "steps": 3, "max_new_tokens": 5}
+FIELDS = {field.name: field for field in fields(Settings)}
+
+
+def usual(name):
+    """Values that a field may well have."""
+    kind = str(FIELDS[name].type)
+    if name in names:
+        return st.sampled_from(list(names[name]))
+    if name in SIZES:
+        return st.integers(1, SIZES[name])
+    if name == "stop":
+        return st.lists(st.sampled_from(["a", "b c", "é"]), max_size=2).map(tuple)
+    if name == "memory":
+        return st.sampled_from(["1", "20kB", "8GB", "1e3MiB", "9e999"])
+    if "bool" in kind:
+        return st.booleans()
+    if "float" in kind:
+        return st.one_of(st.floats(0, 2), st.sampled_from([1e-300, 1e-12, 1e12, 1e300]))
+    return st.integers(0, 5) if "int" in kind else odd
+
+
+@st.composite
+def options(draw):
+    """Some settings, most of them usual; sizes are small, unless they are odd."""
+    chosen = {name: draw(usual(name)) for name in SIZES}
+    for name in draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=5)):
+        chosen[name] = draw(st.one_of(usual(name), usual(name), usual(name), odd))
+    if draw(st.integers(0, 9)) == 0:
+        chosen[draw(texts) or "rollout"] = draw(odd)
+    if draw(st.booleans()):
+        chosen["preset"] = draw(st.sampled_from(["auto", "paper", "paper", "Auto", ""]))
+    return chosen
+
+
+words = st.lists(st.sampled_from([*"abcdefg", "w1", "<s>", "é", "\x00", "\ud800", "😀"]), min_size=1, max_size=6)
+string = words.map(" ".join)
+message = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "", "x"]), "content": string})
+prompts = st.one_of(
+    string,
+    string,
+    texts,
+    st.lists(message, max_size=3),
+    st.lists(st.integers(-1, 70), max_size=4),
+    st.lists(st.dictionaries(texts, odd, max_size=2), max_size=2),
+    odd,
+)
+columns = st.one_of(
+    st.none(),
+    st.none(),
+    st.dictionaries(st.one_of(texts, st.sampled_from(["prompts", "answer"])), odd, max_size=2),
+    odd,
+)
+values = st.one_of(st.floats(-3, 3), st.integers(-3, 3), odd)
+
+
+class Returns:
+    """A reward that gives these values, one after another."""
+
+    def __init__(self, given, whole):
+        self.given, self.whole = given, whole
+
+    def __call__(self, prompts, completions, **_):
+        return (
+            self.whole if self.whole is not None else [self.given[i % len(self.given)] for i in range(len(completions))]
+        )
+
+    def __repr__(self):
+        return f"Returns({self.given!r}, {self.whole!r})"
+
+
+def explode(completions, **_):
+    raise LookupError("line one\nline two")
+
+
+specs = st.one_of(
+    st.sampled_from(
+        [
+            *(
+                "sentiment",
+                "length:3",
+                "words:2-5",
+                "contains:a,b",
+                "regex:(",
+                "regex:a+",
+                "json",
+                "starts:a",
+                "avoids:a",
+            ),
+            *("2*length:3 - 0.5*words:1", "clip(length:2, -1, 0)", "clip(length:2, nan, x)", "length:" + "9" * 400),
+            *(
+                "1e999*length:2",
+                "hf:/no/such",
+                "no.such:f",
+                "none.py:f",
+                ".:x",
+                "standardise(length:3)",
+                "repetition:0",
+            ),
+        ]
+    ),
+    texts,
+)
+rewards = st.one_of(
+    st.just(letter_reward),
+    st.just(letter_reward),
+    st.just(len),
+    st.just(explode),
+    st.builds(Returns, st.lists(values, min_size=1, max_size=4), st.one_of(st.none(), st.none(), odd)),
+    specs,
+    st.lists(specs, max_size=2),
+    odd,
+)
+POLICIES = {"plain": make_policy(), "chat": make_policy(chat=True)}
+
+
+class Enough(Exception):
+    """A run of very many steps is not waited for."""
+
+
+def check_python(name, prompt, reward, columns, given):
+    """`steer` gives a whole result, or MisvoError with what was done until then."""
+    policy, seen = POLICIES[name], []
+
+    def on_step(_, row):
+        seen.append(row)
+        if len(seen) > SIZES["steps"]:
+            raise Enough
+
+    try:
+        result = misvo.steer(policy, prompt, reward, columns=columns, on_step=on_step, **given)
+    except Enough:
+        assert given["steps"] > SIZES["steps"]
+        return
+    except misvo.MisvoError as error:
+        assert_sentence(str(error))
+        kept = getattr(error, "result", None)
+        assert [row["step"] for row in kept.trace] == [row["step"] for row in seen] if kept else not seen
+        return
+    assert len(result.trace) == len(seen) and len(result.candidates) == len(seen) * result.settings.rollouts
+    assert all(math.isfinite(c.reward) for c in result.candidates if c.reward is not None)
+    assert result.best in result.candidates and len(repr(result)) < 300 and result.summary()
+    again = misvo.Result.from_dict(json.loads(json.dumps(result.to_dict())), result.steering)
+    assert again.best == result.best
+
+
+cases = (st.sampled_from(sorted(POLICIES)), prompts, rewards, columns, options())
+
+
+def try_python(*case):
+    with warnings.catch_warnings(), deadline(case):
+        warnings.simplefilter("ignore")
+        check_python(*case)
+
+
+@fuzz(QUICK)
+@given(*cases)
+def test_python(*case):
+    try_python(*case)
+
+
+@pytest.mark.slow
+@fuzz(MANY)
+@given(*cases)
+def test_python_long(*case):
+    try_python(*case)
+
+
+# The command line
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_model("llama").save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+paths = st.sampled_from(
+    ["run", "a/b/c", "ü 😀.png", "", ".", "x" * 300, "/dev/null", "/proc/x", "/dev/null/x", "-", "a.PNG"]
+)
+shell_values = st.one_of(
+    texts.filter(lambda text: "\x00" not in text),
+    paths,
+    st.sampled_from(
+        ["0", "1", "2", "3", "-1", "nan", "inf", "1e400", "9" * 30, "9" * 5000, "1.5", "٣", "true", "None"]
+    ),
+    st.sampled_from(
+        ["auto", "paper", "misvo", "best-of-n", "aisp", "re-control", "{}", '{"a": NaN}', "\udcff", "length:3"]
+    ),
+)
+flags = [p.name.replace("_", "-") for p in cli.cli_options.parameters()]
+flags += [
+    "reward",
+    "preset",
+    "save",
+    "overwrite",
+    "plot",
+    "held-out",
+    "json",
+    "dtype",
+    "device",
+    "quantize",
+    "revision",
+]
+switches = [name.replace("_", "-") for name, field in FIELDS.items() if field.type is bool] + ["json", "overwrite"]
+
+
+@st.composite
+def command_lines(draw):
+    """Mostly `misvo steer` on a tiny model, in few small steps."""
+    if draw(st.integers(0, 4)) == 0:
+        command = draw(
+            st.sampled_from(["list", "rescore", "report", "bench", "profile", "steer", "theory", "nope", "--x"])
+        )
+        given = draw(st.lists(shell_values, min_size=1, max_size=3))
+        if command == "rescore":
+            given += ["--reward", draw(specs)]
+        return [command, *given, *(["--policies", "nope"] if command == "theory" else [])]
+    line = ["steer", draw(st.one_of(string, shell_values)), "--reward", draw(st.sampled_from(["length:3", "words:2"]))]
+    line += ["-k", "2", "-n", "2", "-t", "3", "--model", "MODEL"]
+    for name in draw(st.lists(st.sampled_from(flags), max_size=3)):
+        line += [f"--{name}"] if name in switches else [f"--{name}", draw(shell_values)]
+    return line
+
+
+def run_shell(arguments):
+    """Exit code, standard output and standard error of `misvo ARGUMENTS`, in this process."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["misvo", *arguments])
+        patch.setattr(sys, "stdin", io.StringIO("a b"))
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+    return code, *(stream.buffer.getvalue().decode() for stream in (out, err))
+
+
+def check_shell(arguments):
+    code, out, err = run_shell(arguments)
+    assert "Traceback" not in err and "Traceback" not in out
+    assert code in (0, 2), (code, err)
+    if code == 2:
+        assert err.strip(), "an error without a word"
+        said = [line for line in err.splitlines() if line.startswith("misvo: ")]
+        assert len(said) <= 1
+        for line in said:
+            assert_sentence(line)
+    elif arguments[0] == "steer" and "--help" not in arguments:
+        assert out.strip(), "a result that is not shown"
+        if "--json" in arguments:
+            assert json.loads(out)["candidates"]
+
+
+def try_shell(folder, monkeypatch, tmp_path, arguments):
+    here = tmp_path / f"{time.monotonic_ns()}"
+    here.mkdir()
+    monkeypatch.chdir(here)  # what is saved without a folder is saved here
+    arguments = [str(folder) if argument == "MODEL" else argument for argument in arguments]
+    with warnings.catch_warnings(), deadline(arguments):
+        warnings.simplefilter("ignore")
+        check_shell(arguments)
+
+
+@fuzz(QUICK)
+@given(arguments=command_lines())
+def test_shell(model_folder, monkeypatch, tmp_path, arguments):
+    try_shell(model_folder, monkeypatch, tmp_path, arguments)
+
+
+@pytest.mark.slow
+@fuzz(MANY)
+@given(arguments=command_lines())
+def test_shell_long(model_folder, monkeypatch, tmp_path, arguments):
+    try_shell(model_folder, monkeypatch, tmp_path, arguments)
