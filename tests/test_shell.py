@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -248,20 +247,20 @@ def test_help_is_short_and_help_all_is_whole(shell, monkeypatch):
     assert {"rollouts", "steps", "max_new_tokens", "temperature", "seed"} == names & set(cli_help.FIRST)
 
 
-def test_warnings_of_misvo_are_one_plain_line_and_others_stay_as_they_are(tmp_path):
+def test_warnings_of_misvo_are_one_plain_line_and_others_stay_as_they_are(shell, tmp_path):
     model = make_model("llama")
     model.generation_config.repetition_penalty = 1.3
     model.save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "mine.py").write_text(REWARD)
-    command = ["steer", "a b", "--model", tmp_path / "model", "--reward", f"{tmp_path}/mine.py:warns", *SIZES]
-    done = subprocess.run(
-        [sys.executable, "-m", "misvo.cli", *map(str, command)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stderr.splitlines()
-    ours = [line for line in lines if "generation_config" in line]
+    with pytest.warns(UserWarning) as usual:
+        code, _, err = shell(
+            "steer", "a b", "--model", tmp_path / "model", "--reward", f"{tmp_path}/mine.py:warns", *SIZES
+        )
+    assert code == 0, err
+    ours = [line for line in err.splitlines() if "generation_config" in line]
     assert len(ours) == 1 and ours[0].startswith("misvo: the model's generation_config sets repetition_penalty, which")
-    assert "session.py" not in done.stderr and "warnings.warn(own" not in done.stderr
-    theirs = next(line for line in lines if "has doubts" in line)
-    assert "mine.py:" in theirs and "UserWarning" in theirs
+    assert "UserWarning" not in err and "session.py" not in err and "doubts" not in err
+    theirs = [warning for warning in usual if "generation_config" in str(warning.message)]
+    doubts = [warning for warning in usual if str(warning.message) == "the reward of a user has doubts"]
+    assert not theirs and len(doubts) == 3 and doubts[0].filename == f"{tmp_path}/mine.py"
