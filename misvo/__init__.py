@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # what an IDE reads in the place of `__getattr__`
     from misvo import theory as theory
     from misvo.errors import MisvoError as MisvoError
     from misvo.errors import RewardError as RewardError
+    from misvo.invasiveness import panel as panel
+    from misvo.judge import Judge as Judge
     from misvo.policy import Policy as Policy
     from misvo.rescoring import rescore as rescore
     from misvo.result import Result as Result

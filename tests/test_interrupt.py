@@ -263,7 +263,7 @@ def test_a_disk_that_fills_up_costs_the_files_and_not_the_answer(world, tmp_path
     arguments = ["--save", tmp_path / "s", "--plot", tmp_path / "p.png"]
     done = subprocess.run(command(world, "fills_the_disk", *arguments), capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "best: " in done.stdout and "mean reward" in done.stdout and "stopped" not in done.stdout
+    assert "answer: " in done.stdout and "mean reward" in done.stdout and "stopped" not in done.stdout
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"misvo: the run could not be saved in {tmp_path / 's'}: ") and "File too large" in last
     assert f"the picture could not be drawn in {tmp_path / 'p.png'}: " in last

@@ -58,7 +58,7 @@ def test_another_run_is_overwritten_by_request_only(tmp_path, monkeypatch, capfd
     says = steer(monkeypatch, capfd, "--save", tmp_path)
     assert says == f"misvo: {tmp_path} already holds a run or a steering: give another folder, or --overwrite.\n"
     assert Outputs(tmp_path).deliver(new, "letters") and misvo.Result.load(tmp_path).prompt == "a"
-    assert "best: letters" in capfd.readouterr().out
+    assert "answer: letters" in capfd.readouterr().out
     assert "no model could be loaded" in steer(monkeypatch, capfd, "--save", tmp_path, "--overwrite")
     assert Outputs(tmp_path, overwrite=True).deliver(new, "letters") == []
     assert misvo.Result.load(tmp_path).prompt == "b"
