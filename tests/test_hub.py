@@ -107,7 +107,8 @@ def test_the_sentence_says_what_to_do(online):
     online(SilentHub())
     assert "did you mean 'smollm2-135m'?" in refusal(misvo.Policy.from_pretrained, "smollm2-135")
     message = refusal(misvo.Policy.from_pretrained, "no-such/model")
-    assert message.endswith("; give a Hugging Face id or a folder; embedded models are smollm2-135m.")
+    names = ", ".join(embedded.MODELS)
+    assert message.endswith(f"; give a Hugging Face id or a folder; embedded models are {names}.")
     assert "give 'minilm', an id or a folder" in refusal(metrics.load_encoder, "simcse")
 
 
