@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,6 +110,8 @@ SHARE = Limit("above 0 and at most 1", 0, 1, open=True)
 FROM_0_TO_1 = Limit("from 0 to 1", 0, 1)
 COUNT = Limit("at least 1", 1)
 INDEX = Limit("at least 0", 0)
+
+LARGEST = 2**63 - 1  # of whole numbers
 
 MISVO, AISP, RE_CONTROL = ("misvo",), ("aisp",), ("re-control",)
 
@@ -356,9 +359,15 @@ def _check(field, value):
         return
     whole = "int" in str(field.type)
     kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value) or not limit.admits(value):
+    if isinstance(value, bool) or not isinstance(value, kinds) or not -math.inf < value < math.inf:
+        admitted = False
+    else:
+        admitted = limit.admits(value)
+    if not admitted:
         kind = "a whole number of" if whole else "a number"
-        raise MisvoError(f"{field.name} must be {kind} {limit.wish}, not {value!r}.")
+        raise MisvoError(f"{field.name} must be {kind} {limit.wish}, not {short(repr(value))}.")
+    if abs(value) > (LARGEST if whole else sys.float_info.max):
+        raise MisvoError(f"{field.name} is larger than any number that can be computed with: give a smaller one.")
 
 
 def _texts(name, value) -> tuple[str, ...]:
