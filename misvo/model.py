@@ -137,7 +137,7 @@ class Model:
 
         `longest` is the length of the longest of the prompts, where it is another one than `prefix`.
         """
-        memory = parse_bytes(settings.memory) if settings.memory else _free_memory(self.head.device) // 2
+        memory = parse_bytes(settings.memory) if settings.memory else free_memory(self.head.device) // 2
         shape = footprint.Shape.of(self, prefix)
         return footprint.rows_that_fit(shape, settings, max(longest, prefix.length if prefix else 0), prompts, memory)
 
@@ -179,7 +179,8 @@ def _eos_tokens(model, eos_token) -> list[int]:
     return sorted({token for token in [*listed, eos_token] if token is not None})
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be had now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "cpu" and Path("/proc/meminfo").exists():

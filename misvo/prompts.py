@@ -64,7 +64,10 @@ def check(prompt) -> None:
         raise MisvoError("the last message is the assistant's and empty: leave it out, or begin the answer in it.")
     for text in texts:
         for index, letter in enumerate(text):
-            if letter not in "\n\r\t" and unicodedata.category(letter) == "Cc":
+            kind = unicodedata.category(letter)
+            if kind == "Cs":
+                raise MisvoError(f"the prompt holds U+{ord(letter):04X} at index {index}: it is not text in UTF-8.")
+            if letter not in "\n\r\t" and kind == "Cc":
                 raise MisvoError(
                     f"the prompt holds the control character U+{ord(letter):04X} at index {index}: remove it."
                 )

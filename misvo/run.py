@@ -7,7 +7,6 @@ run.result                                                   # at any time; whol
 
 import itertools
 import time
-from collections import deque
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -27,6 +26,8 @@ from misvo.scoring import Answer
 from misvo.settings import Settings
 from misvo.steering import Steering
 from misvo.text import before_stop, pieces
+
+AHEAD = 1024  # rows that a run without order asks for at once: more than decode together, however many steps it has
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Run:
         self.sequential = self.method.sequential or settings.may_stop
         self.result = Result(prompt, settings, prompt_ids=list(tokens))
         self.finished = False
-        self._steps_left = deque(range(settings.steps))
+        self._steps_left = range(settings.steps)
         self._asked: set[int] = set()  # steps that are being decoded or scored
         self._reference: Rollouts | None = None  # rollouts of the reference policy, kept for KL_ref
         self._measures = settings.kl_ref and not self.method.starts_at_reference  # wants rollouts for nothing else
@@ -87,11 +88,11 @@ class Run:
     def ask(self) -> list[Request]:
         """What can be decoded now and was not asked for before."""
         self._started = self._started or time.perf_counter()
-        steps = []
+        count = 1 if self._asked <= {self.extra} else 0
         if not self.sequential:
-            steps, self._steps_left = list(self._steps_left), deque()
-        elif self._steps_left and self._asked <= {self.extra}:
-            steps = [self._steps_left.popleft()]
+            count = max(0, max(1, AHEAD // self.settings.rollouts) - len(self._asked - {self.extra}))
+        steps = list(self._steps_left[:count])
+        self._steps_left = self._steps_left[len(steps) :]
         if self._measures:
             self._measures = False
             steps.append(self.extra)
@@ -128,7 +129,7 @@ class Run:
 
     def stop(self, why: str) -> None:
         """Ask for no further step. What is decoding may still be told."""
-        self._steps_left.clear()
+        self._steps_left = range(0)
         if self.result.trace:
             self.result.trace[-1]["note"] = why
 
@@ -194,7 +195,7 @@ class Run:
         update = method.update(step, rollouts, Scores(as_numbers(rewards), answer.prefixes))
         stop = update.stop or self._enough(step)
         if stop is not None:
-            self._steps_left.clear()
+            self._steps_left = range(0)
         kl = (rollouts.kl.sum(0) / count).tolist()
         seconds = {"decode": rollouts.seconds, "reward": answer.seconds, "update": time.perf_counter() - started}
         row = {

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -105,10 +106,13 @@ class Limit:
 ANY = Limit("that is finite")
 POSITIVE = Limit("above 0", 0, open=True)
 NOT_NEGATIVE = Limit("0 or above", 0)
+HEAT = Limit("above 0, at least 0.001", 1e-3)  # below, quotients of logits overflow, and nothing is sampled any more
 SHARE = Limit("above 0 and at most 1", 0, 1, open=True)
 FROM_0_TO_1 = Limit("from 0 to 1", 0, 1)
 COUNT = Limit("at least 1", 1)
 INDEX = Limit("at least 0", 0)
+
+LARGEST = 2**63 - 1  # of whole numbers
 
 MISVO, AISP, RE_CONTROL = ("misvo",), ("aisp",), ("re-control",)
 
@@ -146,7 +150,7 @@ class Settings:
     penalty: float | None = option(
         None, "λ, instead of a budget. [misvo: 1; aisp: 0.1]", NOT_NEGATIVE, methods=("misvo", "aisp")
     )
-    temperature: float | None = option(1.0, "Sampling temperature.", POSITIVE)
+    temperature: float | None = option(1.0, "Sampling temperature.", HEAT)
     top_p: float | None = option(1.0, "Keep the most probable tokens of this mass.", SHARE)
     top_k: int | None = option(0, "Keep so many of the most probable tokens; 0 keeps all.", INDEX)
     min_p: float | None = option(0.0, "Keep tokens with this share of the largest probability.", FROM_0_TO_1)
@@ -356,9 +360,15 @@ def _check(field, value):
         return
     whole = "int" in str(field.type)
     kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value) or not limit.admits(value):
+    if isinstance(value, bool) or not isinstance(value, kinds) or not -math.inf < value < math.inf:
+        admitted = False
+    else:
+        admitted = limit.admits(value)
+    if not admitted:
         kind = "a whole number of" if whole else "a number"
-        raise MisvoError(f"{field.name} must be {kind} {limit.wish}, not {value!r}.")
+        raise MisvoError(f"{field.name} must be {kind} {limit.wish}, not {short(repr(value))}.")
+    if abs(value) > (LARGEST if whole else sys.float_info.max):
+        raise MisvoError(f"{field.name} is larger than any number that can be computed with: give a smaller one.")
 
 
 def _texts(name, value) -> tuple[str, ...]:
@@ -370,5 +380,5 @@ def _texts(name, value) -> tuple[str, ...]:
 
 
 def _one_of(name, value, known):
-    if value not in known:
-        raise MisvoError(f"unknown {name} {value!r}: choose one of {', '.join(known)}.")
+    if not isinstance(value, str) or value not in known:
+        raise MisvoError(f"unknown {name} {short(repr(value))}: choose one of {', '.join(known)}.")

@@ -15,7 +15,7 @@ import pytest
 from conftest import make_model, make_tokenizer
 
 import misvo
-from misvo import hub, metrics
+from misvo import embedded, hub, metrics
 from misvo.rewards import RewardModel
 
 

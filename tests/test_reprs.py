@@ -19,10 +19,13 @@ def things():
     """Of every kind, each once as usual and once with as much as it can hold."""
     policy, long = make_policy(), misvo.Policy(make_policy().model, make_policy().tokenizer, name="/'\\" * 999)
     settings = misvo.Settings(
-        rollouts=4, steps=2, max_new_tokens=5, stop=(EVIL, EVIL), stop_reward=-1e300, value=EVIL, memory="9" * 200 + "B"
+        rollouts=4, steps=2, max_new_tokens=5, stop=(EVIL, EVIL), stop_reward=-1e300, value=EVIL, memory="9" * 200
     )
     sessions = [Session(policy), Session(long)]
-    handles = [sessions[0].add("a b", letter_reward), sessions[1].add("a b", letter_reward, settings)]
+    handles = [
+        sessions[0].add("a b", letter_reward, misvo.Settings(max_new_tokens=5)),
+        sessions[1].add("a b", letter_reward, settings),
+    ]
     result = misvo.steer(policy, "a b", letter_reward, rollouts=4, steps=2, max_new_tokens=5)
     candidate = dataclasses.replace(result.best, text=EVIL, reward=-1.2345678e-300, token_kl=[1e300] * 9, step=10**9)
     big = dataclasses.replace(result, prompt=EVIL, candidates=[candidate], trace=[{"kl": -1.23456e-300}])

@@ -14,10 +14,12 @@ import torch
 from misvo.engine import Ticket
 from misvo.engines.batch import Batch
 from misvo.errors import MisvoError
-from misvo.footprint import MOST_ROWS
+from misvo.footprint import FP32, MOST_ROWS
 from misvo.law_step import Group, Job, LawStep
-from misvo.model import Model, Prefix
+from misvo.model import Model, Prefix, free_memory
 from misvo.rollouts import Request, Rollouts
+
+NUMBERS = 5  # of each token that are always kept: itself, its KL, two log-probabilities
 
 
 class TorchEngine:
@@ -33,6 +35,7 @@ class TorchEngine:
         self._submitted = 0
 
     def submit(self, request: Request) -> Ticket:
+        self._check_memory(request)
         seconds = self._read(request)
         job = self._steps.open(request)
         job.rollouts.prefill_seconds = seconds
@@ -135,6 +138,15 @@ class TorchEngine:
         elif not self._waiting:  # all requests are complete, so no distribution waits for its product either
             self._steps.forget()
         return groups
+
+    def _check_memory(self, request):
+        """Refuse what could never be held: a few numbers for every token, and the states that are to be kept."""
+        rows, length, keep = len(request.rollouts), request.max_new_tokens, request.keep
+        states = (keep.scores + (keep.fisher is not None) + keep.hidden) * self.head.hidden_size
+        if rows * length * (NUMBERS + states) * FP32 > free_memory(self.head.device):
+            raise MisvoError(
+                f"there is not enough memory for {rows} responses of {length} tokens: take fewer or shorter ones."
+            )
 
     def _admit(self):
         """Move waiting groups into the batch while there is room for them whole."""
