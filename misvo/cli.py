@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from misvo import __version__, cli_help, cli_options, cli_saved
 from misvo.cli_process import plain_warnings, quiet_libraries
-from misvo.errors import MisvoError, short
+from misvo.errors import MisvoError, cut
 from misvo.settings import COSTS, LOAD_OPTIONS, METHODS, Settings
 
 
@@ -322,13 +322,13 @@ def main():
     try:
         app()
     except MisvoError as error:
-        typer.echo(f"misvo: {error}", err=True)
+        typer.echo(f"misvo: {cut(str(error), 1000)}", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, _Stopped):
         typer.echo("misvo: stopped.", err=True)
         sys.exit(130)
     except OSError as error:  # a folder that cannot be written, a full disk
-        typer.echo(f"misvo: {short(error, 500)}", err=True)
+        typer.echo(f"misvo: {cut(str(error), 1000)}", err=True)
         sys.exit(2)
 
 

@@ -143,7 +143,7 @@ class TorchEngine:
         """Refuse what could never be held: a few numbers for every token, and the states that are to be kept."""
         rows, length, keep = len(request.rollouts), request.max_new_tokens, request.keep
         states = (keep.scores + (keep.fisher is not None) + keep.hidden) * self.head.hidden_size
-        if rows * length * (NUMBERS + states) * FP32 > free_memory(self.head.device):
+        if rows * length * (NUMBERS + states) * FP32 > free_memory(self.head.device) // 2:
             raise MisvoError(
                 f"there is not enough memory for {rows} responses of {length} tokens: take fewer or shorter ones."
             )
