@@ -240,7 +240,7 @@ def test_a_class_in_a_spec_is_made(tmp_path):
 
 def test_names_of_the_room_load_on_use():
     named = {name for name in rewards.__all__ if getattr(getattr(rewards, name), "__name__", None) == name}
-    assert set(rewards.__all__) - named == {"EMBEDDED", "Reward"} and "sentiment" in rewards.EMBEDDED
+    assert set(rewards.__all__) - named == {"AnyReward", "EMBEDDED", "Reward"} and "sentiment" in rewards.EMBEDDED
     with pytest.raises(AttributeError):
         _ = rewards.nope
     assert list(itertools.islice(Scores([1.0, None]), 2)) == [1.0, None]

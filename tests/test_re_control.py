@@ -112,7 +112,7 @@ def test_training_samples_as_it_is_told_and_takes_no_option_that_it_has_not(poli
     options = {"method": "best-of-n", "rollouts": 6, "steps": 1, **sampler}
     plain = misvo.steer(policy, "a b c", letter_reward, **options, preset="paper")
     assert seen == [c.text for c in plain.candidates]
-    with pytest.raises(TypeError, match="kl_budget"):
+    with pytest.raises(misvo.MisvoError, match="kl_budget is no option of re-control"):
         misvo.train_value(policy, ["a b c"], letter_reward, kl_budget=3.0)
 
 

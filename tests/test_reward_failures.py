@@ -169,7 +169,7 @@ def test_a_value_network_is_fitted_to_what_was_scored():
     def raises(text):
         return explode() if even(text) else letter_reward([text])[0]
 
-    options = {"rollouts": 6, "max_new_tokens": 5}
+    options = {"rollouts": 6, "max_new_tokens": 5, "temperature": 1.0, "top_p": 1.0}
     network = misvo.train_value(make_policy(), ["a b"], raises, on_reward_error="none", **options)
     assert network.budget["responses"] == 6
     with pytest.raises(misvo.RewardError):

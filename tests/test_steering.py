@@ -43,9 +43,10 @@ def test_round_trip(result, tmp_path):
 
 def test_generate(policy, result):
     v = result.steering
-    plain = policy.generate("a b c", samples=5, max_new_tokens=6, seed=3)
+    paper = {"temperature": 1.0, "top_p": 1.0}  # how the steering was made, so how it is sampled with
+    plain = policy.generate("a b c", samples=5, max_new_tokens=6, seed=3, **paper)
     assert plain == policy.generate("a b c", steering=0 * v, samples=5, seed=3)
-    assert plain[0] == policy.generate("a b c", max_new_tokens=6, seed=3)
+    assert plain[0] == policy.generate("a b c", max_new_tokens=6, seed=3, **paper)
     assert plain != policy.generate("a b c", steering=50 * v, samples=5, seed=3)
     # Beyond the vectors' length the policy is the reference: sampling goes on.
     tokens = policy.tokenizer(policy.generate("a b c", steering=v, samples=8, max_new_tokens=40, seed=3))["input_ids"]
@@ -54,7 +55,7 @@ def test_generate(policy, result):
 
 def test_generate_is_the_sampler_of_steer(policy):
     sizes = {"rollouts": 4, "steps": 1, "max_new_tokens": 6, "seed": 9}
-    best_of_n = misvo.steer(policy, "a b c", letter_reward, method="best-of-n", **sizes, preset="paper")
+    best_of_n = misvo.steer(policy, "a b c", letter_reward, method="best-of-n", **sizes)
     assert policy.generate("a b c", samples=4, max_new_tokens=6, seed=9) == [c.text for c in best_of_n.candidates]
 
 
