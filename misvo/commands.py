@@ -8,7 +8,7 @@ from pathlib import Path
 
 import misvo
 from misvo import prompts, rewards, view
-from misvo.errors import MisvoError, RewardError
+from misvo.errors import MisvoError
 from misvo.outputs import Outputs
 from misvo.settings import Settings
 
@@ -37,7 +37,7 @@ def steer(
     try:
         with _second_ctrl_c_ends():
             result = misvo.steer(policy, prompt, score, settings=settings, progress=True)
-    except (RewardError, KeyboardInterrupt) as error:
+    except (MisvoError, KeyboardInterrupt) as error:
         _rescue(outputs, error, reward)
         raise
     problems = outputs.deliver(result, reward)

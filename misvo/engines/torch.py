@@ -55,7 +55,9 @@ class TorchEngine:
 
     def run_many(self, requests: Sequence[Request]) -> list[Rollouts]:
         """Decode requests of different prompts to their end, together as far as there is room."""
-        left, flying, done = deque(enumerate(requests)), {}, {}
+        left = deque(enumerate(requests))
+        flying: dict[Ticket, int] = {}
+        done: dict[int, Rollouts] = {}
         while left or flying:
             while left and self.room(left[0][1]):
                 index, request = left.popleft()
