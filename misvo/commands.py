@@ -8,7 +8,7 @@ from pathlib import Path
 import misvo
 from misvo import prompts, rewards, view
 from misvo.cli_process import second_ctrl_c_ends
-from misvo.errors import MisvoError, RewardError
+from misvo.errors import MisvoError
 from misvo.outputs import Outputs
 from misvo.prompts import Prompt
 from misvo.settings import Settings
@@ -38,7 +38,7 @@ def steer(
     try:
         with second_ctrl_c_ends():
             result = misvo.steer(policy, prompt, score, settings=settings, columns=columns, progress=True)
-    except (RewardError, KeyboardInterrupt) as error:
+    except (MisvoError, KeyboardInterrupt) as error:
         _rescue(outputs, error, reward)
         raise
     problems = outputs.deliver(result, reward)

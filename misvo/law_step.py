@@ -10,6 +10,7 @@ from itertools import groupby
 
 import torch
 
+from misvo.errors import MisvoError
 from misvo.head import Head, Shift, centred, softmax, token_kl
 from misvo.interventions import Vectors
 from misvo.projection import Projection
@@ -126,6 +127,10 @@ class LawStep:
             self._law(group, sampler, hidden[block], logits[block], probs[block], keys[block])
             for group, block in zip(groups, blocks, strict=True)
         ]
+        if probs[:, 0].isnan().any():  # one logit that is not finite makes all of its row NaN
+            raise MisvoError(
+                "steering is so strong that probabilities are no longer numbers: take smaller steps or less noise."
+            )
         tokens, kept = sampler.draw(probs, keys)
         chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
         rows = None  # the expected rows of a law that is not the whole one

@@ -271,7 +271,7 @@ def steer(
     KL of the policy that was sampled (kl, kl_per_position), tokens, seconds by stage, a note where something was odd;
     parts (means of the parts of a sum and of numbers that the reward logged) and extra (texts that it logged).
 
-    Where a reward fails or somebody presses Ctrl-C, the RewardError or KeyboardInterrupt has a `result`: what the run
+    Where a run fails or somebody presses Ctrl-C, the MisvoError or KeyboardInterrupt has a `result`: what the run
     had until then, with the vectors of its last update.
     """
     rows = None if columns is None else [columns]
@@ -287,8 +287,8 @@ def steer(
             progress=progress,
             **options,
         )[0]
-    except KeyboardInterrupt as interrupt:
-        vars(interrupt)["result"] = vars(interrupt).get("results", [None])[0]
+    except (KeyboardInterrupt, MisvoError) as error:
+        vars(error).setdefault("result", vars(error).get("results", [None])[0])  # a RewardError has its own
         raise
 
 
@@ -329,10 +329,10 @@ def steer_many(
         try:
             with Progress(settings, len(handles), progress) as bar:
                 _drive(session, handles, bar, on_step)
-        except KeyboardInterrupt as interrupt:
+        except (KeyboardInterrupt, MisvoError) as error:
             for handle in handles:
                 handle.run.settle()
-            vars(interrupt)["results"] = [handle.result for handle in handles]
+            vars(error)["results"] = [handle.result for handle in handles]
             raise
     for handle in handles:
         if handle.error is not None:
@@ -347,7 +347,6 @@ def _drive(session: Session, handles: list[Handle], bar: Progress, on_step: OnSt
         events = session.step()
         bar.tick()
         for event in events:
-            index = handles.index(event.handle)
-            bar.update(index, event.row)
+            bar.update(index := handles.index(event.handle), event.row)
             if on_step is not None and event.row is not None:
                 on_step(index, event.row)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, TypeVar, Unpack
 
 from misvo import options as by_name
@@ -356,6 +357,10 @@ def _check(field, value):
     limit, names = field.metadata["limit"], field.metadata["names"]
     if names is not None:
         _one_of(field.name, value, names)
+    if field.type is bool and not isinstance(value, bool):
+        raise MisvoError(f"{field.name} must be True or False, not {short(repr(value))}.")
+    if field.name == "value" and not isinstance(value, str | PathLike | None):
+        raise MisvoError(f"value must be the folder of a value network, not {short(repr(value))}.")
     if limit is None or (value is None and "None" in str(field.type)):
         return
     whole = "int" in str(field.type)

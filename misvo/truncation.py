@@ -98,5 +98,5 @@ def _least_kept(falling, top_p):
     """
     before = falling.cumsum(-1, dtype=torch.float64) - falling
     count = (before < top_p).sum(-1, keepdim=True)
-    least = falling.gather(-1, count - 1).squeeze(-1)
+    least = falling.gather(-1, count.clamp(min=1) - 1).squeeze(-1)  # a top_p that rounds to 0 keeps the first
     return least, falling[:, -1] >= least

@@ -209,19 +209,18 @@ def check_python(name, prompt, reward, columns, given):
         result = misvo.steer(policy, prompt, reward, columns=columns, on_step=on_step, **given)
     except Enough:
         assert given["steps"] > SIZES["steps"]
-        return
+        return "enough"
     except misvo.MisvoError as error:
         assert_sentence(str(error))
-        event(str(error)[:25])
         kept = getattr(error, "result", None)
         assert [row["step"] for row in kept.trace] == [row["step"] for row in seen] if kept else not seen
-        return
-    event("a result")
+        return str(error)[:25]
     assert len(result.trace) == len(seen) and len(result.candidates) == len(seen) * result.settings.rollouts
     assert all(math.isfinite(c.reward) for c in result.candidates if c.reward is not None)
     assert result.best in result.candidates and len(repr(result)) < 300 and result.summary()
     again = misvo.Result.from_dict(json.loads(json.dumps(result.to_dict())), result.steering)
     assert again.best == result.best
+    return "a result"
 
 
 cases = st.tuples(mostly(st.just("chat"), st.just("plain")), prompts, rewards, columns, options())
@@ -230,20 +229,47 @@ cases = st.tuples(mostly(st.just("chat"), st.just("plain")), prompts, rewards, c
 def try_python(case):
     with warnings.catch_warnings(), deadline(case):
         warnings.simplefilter("ignore")
-        check_python(*case)
+        return check_python(*case)
 
 
 @fuzz(QUICK)
 @given(cases)
 def test_python(case):
-    try_python(case)
+    event(try_python(case))
+
+
+SMALL = {"rollouts": 2, "steps": 2, "max_new_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "best-of-n", "temperature": 5e-324},
+        {"method": "aisp", "sigma2": 5e-324},
+        {"method": "aisp", "sigma2": 1e300},
+        {"top_p": 5e-324, "top_k": 1},
+        {"memory": "9e999"},
+        {"on_reward_error": []},
+        {"raw": []},
+        {"penalty": 10**400},
+        {"rollouts": 2**31},
+        {"method": "best-of-n", "steps": 2**62},
+    ],
+)
+def test_what_was_found_before(given):
+    try_python(("plain", "a b", letter_reward, None, {**SMALL, **given}))
+
+
+def test_half_a_character_is_no_text():
+    with pytest.raises(misvo.MisvoError, match=r"holds U\+DCFF at index 1: it is not text in UTF-8"):
+        misvo.steer(POLICIES["plain"], "a\udcff", letter_reward, **SMALL)
 
 
 @pytest.mark.slow
 @fuzz(MANY)
 @given(cases)
 def test_python_long(case):
-    try_python(case)
+    event(try_python(case))
 
 
 # The command line

@@ -54,6 +54,8 @@ class Aisp:
         for weight, draw in zip(weights.tolist(), own, strict=True):
             e = draw()
             moved[: len(e)].add_(e, alpha=weight)
+        if not torch.isfinite(moved).all():
+            return Update(stop="diverged: the vectors are no longer finite; the last finite ones are kept")
         self.free = moved
         return Update({"ess": effective_sample_size(weights), "lambda": temperature})
 
