@@ -13,10 +13,11 @@ from transformers import DynamicCache
 from misvo import cache as kv
 from misvo import footprint
 from misvo.errors import MisvoError
+from misvo.fields import parse_bytes
 from misvo.head import Head
 from misvo.int8 import Int8Linear
 from misvo.linear import PackedLinear
-from misvo.settings import Settings, parse_bytes
+from misvo.settings import Settings
 
 # Names under which configs keep a scalar on the logits, and what it multiplies them by.
 LOGIT_SCALES = {

@@ -123,10 +123,8 @@ class Session:
     def engine(self) -> Engine:
         if self._engine is None:
             longest = max((len(handle.run.tokens) for handle in self._waiting), default=0)
-            limits = [
-                settings.max_rows or self.policy.rows_that_fit(None, settings, len(self._waiting), longest)
-                for settings in {handle.run.settings for handle in self._waiting}
-            ]
+            fits, wanted = self.policy.rows_that_fit, {handle.run.settings for handle in self._waiting}
+            limits = [settings.max_rows or fits(None, settings, len(self._waiting), longest) for settings in wanted]
             self._engine = self.policy.engine(*([min(limits)] if limits else []))
         return self._engine
 

@@ -7,17 +7,27 @@ are made of that.
 
 import dataclasses
 import difflib
-import math
-import re
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any, TypeVar, Unpack
 
 from misvo import options as by_name
-from misvo.errors import MisvoError, cut, short
+from misvo.errors import MisvoError, cut
+from misvo.fields import (
+    ANY,
+    COUNT,
+    FROM_0_TO_1,
+    HEAT,
+    INDEX,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    check,
+    one_of,
+    option,
+    parse_bytes,
+    texts,
+)
 from misvo.options import SettingsOptions
 from misvo.own_sampler import NOT_TAKEN_OVER, OwnSampler
 from misvo.prompts import check_template
@@ -90,50 +100,7 @@ PRESETS = {
     "paper": {},  # Algorithm 1 as printed
 }
 
-
-@dataclass(frozen=True)
-class Limit:
-    """The values that a number may take."""
-
-    wish: str  # as in "must be a number {wish}"
-    least: float = -math.inf
-    most: float = math.inf
-    open: bool = False  # whether `least` itself is out
-
-    def admits(self, value) -> bool:
-        return (value > self.least if self.open else value >= self.least) and value <= self.most
-
-
-ANY = Limit("that is finite")
-POSITIVE = Limit("above 0", 0, open=True)
-NOT_NEGATIVE = Limit("0 or above", 0)
-HEAT = Limit("above 0, at least 0.001", 1e-3)  # below, quotients of logits overflow, and nothing is sampled any more
-SHARE = Limit("above 0 and at most 1", 0, 1, open=True)
-FROM_0_TO_1 = Limit("from 0 to 1", 0, 1)
-COUNT = Limit("at least 1", 1)
-INDEX = Limit("at least 0", 0)
-
-LARGEST = 2**63 - 1  # of whole numbers
-
 MISVO, AISP, RE_CONTROL = ("misvo",), ("aisp",), ("re-control",)
-
-
-def option(
-    default,
-    about: str,
-    limit: Limit | None = None,
-    *,
-    names: Mapping | None = None,
-    methods: tuple[str, ...] | None = None,
-    short: str | None = None,
-    hash: bool | None = None,
-):
-    """A field: its default, what it is for, the numbers or names that it may be, and the methods that have it.
-
-    `short` is its letter on the command line. `hash=False` is for what has no hash; it is compared all the same.
-    """
-    about_it = {"about": about, "limit": limit, "names": names, "methods": methods, "short": short}
-    return dataclasses.field(default=default, hash=hash, metadata=about_it)
 
 
 @dataclass(frozen=True)
@@ -211,13 +178,13 @@ class Settings:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            _check(field, getattr(self, field.name))
+            check(field, getattr(self, field.name))
         if self.memory is not None:
             parse_bytes(self.memory)
         check_template(self.raw, self.chat_template_kwargs)
         object.__setattr__(self, "chat_template_kwargs", self.chat_template_kwargs or None)
         if self.stop is not None:
-            object.__setattr__(self, "stop", _texts("stop", self.stop))
+            object.__setattr__(self, "stop", texts("stop", self.stop))
         if self.min_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise MisvoError(
                 f"min_new_tokens is {self.min_new_tokens}, above max_new_tokens, which is {self.max_new_tokens}."
@@ -265,7 +232,7 @@ class Settings:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}."
                 raise MisvoError(f"unknown setting {name!r}: {hint}")
-        _one_of("preset", preset, PRESETS)
+        one_of("preset", preset, PRESETS)
         method = options.get("method", "misvo")
         own, usual = options_of(method), cls(method)
         for name, value in options.items():  # what has its usual value was resolved, not wished for
@@ -329,7 +296,7 @@ shows_settings(Settings.from_preset.__func__)  # type: ignore[attr-defined]
 
 def options_of(method: str) -> list[str]:
     """The settings that a method has."""
-    _one_of("method", method, METHODS)
+    one_of("method", method, METHODS)
     fields = dataclasses.fields(Settings)
     return [field.name for field in fields if method in (field.metadata["methods"] or METHODS)]
 
@@ -338,52 +305,3 @@ def deciding(settings: dict) -> dict:
     """What of a run's settings decides its rows: all but options of other methods and what only decides speed."""
     idle = {field.name for field in dataclasses.fields(Settings)} - set(options_of(settings["method"])) | set(SPEED)
     return {name: value for name, value in settings.items() if name not in idle}
-
-
-def parse_bytes(text: str) -> int:
-    """A size such as "8GB", "512 MiB" or "1e9", in bytes."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", str(text).lower())
-    number = 0.0
-    if match is not None:
-        with suppress(ValueError):  # such as "1.2.3"
-            number = float(match[1]) * (1024 if match[3] else 1000) ** " kmgt".index(match[2] or " ")
-    if not 1 <= number < math.inf:
-        raise MisvoError(f"memory must be a size such as '8GB' or '512MiB', not {short(text)!r}.")
-    return int(number)
-
-
-def _check(field, value):
-    """Hold a value against what its field says of it."""
-    limit, names = field.metadata["limit"], field.metadata["names"]
-    if names is not None:
-        _one_of(field.name, value, names)
-    if field.type is bool and not isinstance(value, bool):
-        raise MisvoError(f"{field.name} must be True or False, not {short(repr(value))}.")
-    if field.name == "value" and not isinstance(value, str | PathLike | None):
-        raise MisvoError(f"value must be the folder of a value network, not {short(repr(value))}.")
-    if limit is None or (value is None and "None" in str(field.type)):
-        return
-    whole = "int" in str(field.type)
-    kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not -math.inf < value < math.inf:
-        admitted = False
-    else:
-        admitted = limit.admits(value)
-    if not admitted:
-        kind = "a whole number of" if whole else "a number"
-        raise MisvoError(f"{field.name} must be {kind} {limit.wish}, not {short(repr(value))}.")
-    if abs(value) > (LARGEST if whole else sys.float_info.max):
-        raise MisvoError(f"{field.name} is larger than any number that can be computed with: give a smaller one.")
-
-
-def _texts(name, value) -> tuple[str, ...]:
-    """One text or several, as a tuple."""
-    texts = (value,) if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
-        raise MisvoError(f"{name} must be a text or a list of texts, not {value!r}.")
-    return tuple(texts)
-
-
-def _one_of(name, value, known):
-    if not isinstance(value, str) or value not in known:
-        raise MisvoError(f"unknown {name} {short(repr(value))}: choose one of {', '.join(known)}.")

@@ -194,7 +194,7 @@ def test_steering_files(policy, tmp_path):
 
 
 def test_memory_limits_become_row_limits(policy):
-    from misvo.settings import parse_bytes
+    from misvo.fields import parse_bytes
 
     assert [parse_bytes(x) for x in ("8GB", "512 MiB", "1e9", "3k")] == [8 * 10**9, 512 * 2**20, 10**9, 3000]
     prefix = policy.prefill(policy.encode("a b c"), 20)

@@ -169,5 +169,8 @@ def test_ordinary_goes_with_a_network_that_is_fitted_on_the_way():
 
 def test_kl_ref_is_measured_where_it_was_asked_for():
     """A KL budget keeps the states of the first step too, and is no wish for a measurement."""
-    kl = [misvo.steer(make_policy(), "a b", letter_reward, preset="auto", **SIZES, kl_ref=on).kl_ref for on in (0, 1)]
+    kl = [
+        misvo.steer(make_policy(), "a b", letter_reward, preset="auto", **SIZES, kl_ref=on).kl_ref
+        for on in (False, True)
+    ]
     assert kl[0] is None and kl[1].total > 0
