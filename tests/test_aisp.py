@@ -167,5 +167,6 @@ def test_the_norm_law_over_ten_seeds():
     assert np.std(norms) < 2 * 81
 
 
+@pytest.mark.slow
 def test_the_norm_law_on_one_seed():
     assert 2634 - 3 * 81 < final_norm(0) < 2634 + 3 * 81

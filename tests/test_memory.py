@@ -16,7 +16,7 @@ VOCAB, ROLLOUTS, LENGTH = 200_000, 16, 64
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the high-water mark can be reset on Linux only")
-@pytest.mark.parametrize("options", ["{}", "{'kl_ref': True}"])
+@pytest.mark.parametrize("options", ["{}", pytest.param("{'kl_ref': True}", marks=pytest.mark.slow)])
 def test_peak_memory_is_a_fraction_of_one_full_tensor(options):
     probe = [sys.executable, "memory_probe.py", str(VOCAB), str(ROLLOUTS), str(LENGTH), options]
     run = subprocess.run(probe, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)

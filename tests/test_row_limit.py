@@ -107,7 +107,7 @@ def test_best_of_n_and_tied_runs_get_more_rows_than_the_paper():
         {"method": "best-of-n", "top_p": 0.9},
         {},
         {"tie": "shared"},
-        {"method": "aisp"},
+        pytest.param({"method": "aisp"}, marks=pytest.mark.slow),
         pytest.param({"kl_ref": True}, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -94,7 +94,7 @@ def test_tokens_follow_the_law(temperature, spread, top_p):
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-@pytest.mark.parametrize("spread", [0.5, 3.0])
+@pytest.mark.parametrize("spread", [pytest.param(0.5, marks=pytest.mark.slow), 3.0])
 def test_tokens_follow_laws_over_200_000_tokens(spread, top_p):
     """Flat, all tokens but a few run as one; peaked, they win one race in a few."""
     p = law(200_000, spread)
