@@ -9,6 +9,7 @@ import torch
 from tolerances import assert_near, rounding
 
 import misvo
+from misvo import embedded
 from misvo.view import sparkline
 
 QUICK = ["--rollouts", "3", "--steps", "2", "--max-new-tokens", "8", "--preset", "paper", "--learning-rate", "3"]
@@ -32,7 +33,7 @@ def test_help_and_lists_answer_without_torch():
         (["steer", "--help"], ["--reward", "--rollouts", "--preset"]),
         (["steer", "--help-all"], ["--sigma2", "--system", "--file"]),
         (["sample", "--help"], ["--strength"]),
-        (["cache"], ["misvo"]),
+        (["cache"], [embedded.cache_folder().name]),
         (["--version"], [f"misvo {misvo.__version__}"]),
         (["list", "models"], ["smollm2-135m"]),
         (["list", "rewards"], ["sentiment", "similarity:TEXT", "length:WORDS"]),

@@ -144,18 +144,18 @@ def test_hostile_texts_take_no_time(kind):
 
 
 def test_an_endless_pattern_is_stopped_and_is_not_zero():
-    endless = "a" * 5_000 + "!"
+    endless = "a" * 80 + "!"  # 10¹⁶ ways to fail
     started = time.monotonic()
-    assert call(r"regex:(a+)+$", endless, "aaa", "b") == [None, 1.0, 0.0]
+    assert call(r"regex:^(a|aa)+$", endless, "aaa", "b") == [None, 1.0, 0.0]
     assert time.monotonic() - started < 10 * pattern.SECONDS
-    assert call(r"words:1 + regex:(a+)+$", endless, "aaa") == [None, 2.0]
+    assert call(r"words:1 + regex:^(a|aa)+$", endless, "aaa") == [None, 2.0]
 
 
 def test_a_call_has_a_bound_too(monkeypatch):
     monkeypatch.setattr(pattern, "SECONDS", 0.05)
     monkeypatch.setattr(pattern, "CALL_SECONDS", 0.2)
     started = time.monotonic()
-    assert call(r"regex:(a+)+$", *["a" * 5_000 + "!"] * 100) == [None] * 100  # 100 × 0.05 would be 5 s
+    assert call(r"regex:^(a|aa)+$", *["a" * 80 + "!"] * 100) == [None] * 100  # 100 × 0.05 would be 5 s
     assert time.monotonic() - started < 2
 
 

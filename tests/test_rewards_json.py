@@ -185,7 +185,7 @@ def test_time_is_bounded(monkeypatch):
     monkeypatch.setattr(json_shape, "SECONDS", 0.2)
     monkeypatch.setattr(json_shape, "CALL_SECONDS", 0.5)
     started = time.monotonic()
-    assert score({"pattern": "^(a+)+$"}, json.dumps("a" * 5_000 + "!"), '"aa"') == [None, 1.0]
+    assert score({"pattern": "^(a|aa)+$"}, json.dumps("a" * 80 + "!"), '"aa"') == [None, 1.0]  # 10¹⁶ ways to fail
     doubling = {f"d{i}": {"not": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2 + [False]}} for i in range(40)}
     doubling["d40"] = {"type": "null"}
     assert score({"$ref": "#/$defs/d0", "$defs": doubling}, *["1"] * 50) == [None] * 50
