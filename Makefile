@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # Tests of arithmetic: what a CPU rounds differently shows here.
-NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling rows batching replay costs kl_meter law_dtype aisp))
+NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own_sampler rows batching replay costs kl_meter law_dtype aisp))
 
 .PHONY: setup judge demo test test-all lint clean
 
