@@ -1,6 +1,7 @@
 """What decoding is asked for and what it gives: plain data, the same for every engine and across processes."""
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 import torch
@@ -20,21 +21,31 @@ class Keep:
     pool: torch.Tensor | None = None  # (T, P) weights with which positions share mean laws; None: one law each
     law_dtype: torch.dtype | None = None  # in which mean laws are kept where each position has its own; None: fp32
     hidden: bool = False  # the hidden states themselves: what budgets, KL_ref and value networks need
+    ratios: bool = False  # the log-ratio of the laws sampled from: what corrects a steered proposal
 
 
 @dataclass(frozen=True)
 class Request:
-    """K rollouts of one prompt under one intervention; random numbers are those of (seed, prompt, step, rollout)."""
+    """K rollouts of one prompt under one intervention; random numbers are those of (seed, prompt, step, rollout).
+
+    A rollout may have a beginning: tokens behind the prompt that it goes on from. It then draws what it would have
+    drawn had it come to these tokens by itself, and nothing is recorded of them.
+    """
 
     prompt: tuple[int, ...]  # token ids
     seed: int
     step: int
-    rollouts: range
-    max_new_tokens: int
+    rollouts: Sequence[int]  # by their numbers
+    max_new_tokens: int  # with the tokens of a beginning
     sampler: Sampler = field(default_factory=Sampler)
     intervention: Intervention | None = None  # None: the reference policy
     keep: Keep = field(default_factory=Keep)
     stop: tuple[str, ...] = ()  # texts that end a response, where they stand in it
+    beginnings: tuple[tuple[int, ...], ...] = ()  # of each rollout; none: all of them begin behind the prompt
+    resumable: bool = False  # rows that are cut off will be continued: an engine does well to keep what it read
+
+    def beginning(self, row: int) -> tuple[int, ...]:
+        return self.beginnings[row] if self.beginnings else ()
 
 
 @dataclass
@@ -53,6 +64,8 @@ class Rollouts:
     mean_probs: torch.Tensor | None = None  # p̄ (T, V), or pooled over positions (P, V)
     hidden: torch.Tensor | None = None  # (K, T, d), in the model's precision
     squares: torch.Tensor | None = None  # (K, T) ‖u‖² where each row has a vector of its own
+    log_ratios: torch.Tensor | None = None  # (K, T) log of reference to steered law as sampled from: −∞ is possible
+    drawn: int = 0  # tokens that were sampled: beginnings are not, and what was dropped on the way is
     seconds: float = 0.0  # this request's share of the time that decoding took
     prefill_seconds: float = 0.0  # what reading its prompt took, where this was the first to ask for it
 
@@ -64,6 +77,34 @@ class Rollouts:
     def alive(self) -> torch.Tensor:
         """Which positions hold a token, (K, T) bool."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
+    def after(self, parents: "Rollouts", ancestors: torch.Tensor, going_on: torch.Tensor) -> "Rollouts":
+        """Rows from their first token on: row k is parent `ancestors[k]`, and where it goes on, by the rows of these.
+
+        `going_on` (n,) are the rows that these n rollouts continue. Laws that rows share have no place here.
+        """
+        width = self.tokens.shape[1]
+        merged = {}
+        for name in (field.name for field in fields(self)):
+            old, new = getattr(parents, name), getattr(self, name)
+            if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+                continue
+            whole = old[ancestors.to(old.device)]
+            if whole.dim() > 1:
+                done = whole.shape[1]
+                whole = torch.cat([whole, whole.new_zeros(len(whole), width - done, *whole.shape[2:])], 1)
+                whole[going_on.to(old.device), done:] = new[:, done:]
+            else:
+                whole[going_on.to(old.device)] = new
+            merged[name] = whole
+        return replace(
+            self,
+            **merged,
+            mean_probs=None,
+            drawn=parents.drawn + self.drawn,
+            seconds=parents.seconds + self.seconds,
+            prefill_seconds=parents.prefill_seconds + self.prefill_seconds,
+        )
 
     def responses(self) -> list[list[int]]:
         """The token ids of each row, up to and with EOS."""
