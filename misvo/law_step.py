@@ -156,7 +156,7 @@ class LawStep:
             if law.ref_tokens is not None:
                 record["changed"] = tokens[block] != law.ref_tokens
                 record["log_ratios"] = record["ref_logprobs"] - record["logprobs"]
-                if kept is not None and group.job.rollouts.log_ratios is not None:
+                if kept is not None and law.ref_kept is not None and group.job.rollouts.log_ratios is not None:
                     before, after = _mass(law.ref_kept, tokens[block]), _mass(kept, tokens)[block]
                     record["log_ratios"] = before.log() - after.log()
             if rows is not None:

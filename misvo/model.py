@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import LinearAttentionLayer
+from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from misvo import cache as kv
 from misvo import footprint
@@ -34,7 +34,7 @@ class Prefix:
     """What has been read: a prompt, or rows that were taken out of a batch; as many tokens in each row."""
 
     length: int  # tokens of a row
-    cache: DynamicCache
+    cache: Cache
     hidden: torch.Tensor  # (rows, d), the states that the next tokens are drawn from
 
 

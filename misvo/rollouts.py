@@ -70,7 +70,7 @@ class Rollouts:
     prefill_seconds: float = 0.0  # what reading its prompt took, where this was the first to ask for it
 
     def __repr__(self) -> str:
-        kept = [field.name for field in fields(self) if isinstance(getattr(self, field.name), torch.Tensor)]
+        kept = [one.name for one in fields(self) if isinstance(getattr(self, one.name), torch.Tensor)]
         return f"Rollouts({', '.join(f'{name} {_shape(getattr(self, name))}' for name in kept)})"
 
     @property
@@ -78,33 +78,40 @@ class Rollouts:
         """Which positions hold a token, (K, T) bool."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
-    def after(self, parents: "Rollouts", ancestors: torch.Tensor, going_on: torch.Tensor) -> "Rollouts":
-        """Rows from their first token on: row k is parent `ancestors[k]`, and where it goes on, by the rows of these.
+    def chosen(self, rows: torch.Tensor) -> "Rollouts":
+        """Some of these rows, in this order."""
+        return self._changed(lambda tensor: tensor[rows.to(tensor.device)])
 
-        `going_on` (n,) are the rows that these n rollouts continue. Laws that rows share have no place here.
-        """
-        width = self.tokens.shape[1]
-        merged = {}
-        for name in (field.name for field in fields(self)):
-            old, new = getattr(parents, name), getattr(self, name)
-            if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-                continue
-            whole = old[ancestors.to(old.device)]
-            if whole.dim() > 1:
-                done = whole.shape[1]
-                whole = torch.cat([whole, whole.new_zeros(len(whole), width - done, *whole.shape[2:])], 1)
-                whole[going_on.to(old.device), done:] = new[:, done:]
+    def widened(self, width: int) -> "Rollouts":
+        """The same with room for so many positions."""
+
+        def pad(tensor):
+            if tensor.dim() == 1:
+                return tensor
+            return torch.cat([tensor, tensor.new_zeros(len(tensor), width - tensor.shape[1], *tensor.shape[2:])], 1)
+
+        return self._changed(pad)
+
+    def continued(self, block: "Rollouts", going_on: torch.Tensor, start: int) -> "Rollouts":
+        """With what was decoded from position `start` on: rows `going_on` (n,) of these are the n rows of `block`."""
+        end, rows = block.tokens.shape[1], self._changed(torch.clone)
+        for name, new in block._tensors().items():
+            whole = getattr(rows, name)
+            if whole.dim() == 1:
+                whole[going_on.to(whole.device)] = new
             else:
-                whole[going_on.to(old.device)] = new
-            merged[name] = whole
-        return replace(
-            self,
-            **merged,
-            mean_probs=None,
-            drawn=parents.drawn + self.drawn,
-            seconds=parents.seconds + self.seconds,
-            prefill_seconds=parents.prefill_seconds + self.prefill_seconds,
-        )
+                whole[going_on.to(whole.device), start:end] = new[:, start:]
+        added = {name: getattr(rows, name) + getattr(block, name) for name in ("drawn", "seconds", "prefill_seconds")}
+        return replace(rows, **added)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """What has a row for each rollout; laws that rows share have not."""
+        kept = ((one.name, getattr(self, one.name)) for one in fields(self) if one.name != "mean_probs")
+        return {name: value for name, value in kept if isinstance(value, torch.Tensor)}
+
+    def _changed(self, change) -> "Rollouts":
+        changed = {name: change(value) for name, value in self._tensors().items()}
+        return replace(self, **{**changed, "mean_probs": None})
 
     def responses(self) -> list[list[int]]:
         """The token ids of each row, up to and with EOS."""

@@ -93,14 +93,14 @@ def test_continued_rows_are_those_of_one_go(architecture, kept):
     policy = make_policy(architecture)
     request = whole_request(policy)
     expected = TorchEngine(policy, 8).run(request)
-    assert 0 < int(expected.ended.sum()) and int((expected.lengths > CUT).sum()) > 1  # some end, some go on
+    assert int(expected.ended.sum()) > 0 and int((expected.lengths > CUT).sum()) > 1  # some end, some go on
     engine = TorchEngine(policy, 8)
     if not kept:
         engine._stems.keep = lambda *_: None
     first, going_on, second = in_two(engine, request)
     assert second.drawn == int((second.lengths - CUT).sum()) and first.drawn == int(first.lengths.sum())
     assert not second.kl[:, :CUT].any() and not second.hidden[:, :CUT].any()  # nothing is recorded of a beginning
-    merged = second.after(first, torch.arange(ROWS), going_on)
+    merged = first.widened(LENGTH).continued(second, going_on, CUT)
     aligned = kept and policy.aligned_head(policy.prefill(PROMPT, 1)) is not None
     same(policy, request, merged, expected, exactly=aligned)
     assert merged.drawn == expected.drawn == int(expected.lengths.sum())
@@ -138,7 +138,7 @@ def test_noise_has_the_same_address_behind_a_beginning():
     request = dataclasses.replace(whole_request(policy), intervention=noise, sampler=Sampler(0.8))
     expected = TorchEngine(policy, 8).run(request)
     first, going_on, second = in_two(TorchEngine(policy, 8), request)
-    same(policy, request, second.after(first, torch.arange(ROWS), going_on), expected, exactly=True)
+    same(policy, request, first.widened(LENGTH).continued(second, going_on, CUT), expected, exactly=True)
     assert going_on.tolist() != list(range(ROWS))  # so that numbers of rollouts are not those of rows
 
 
