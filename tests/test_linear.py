@@ -101,7 +101,8 @@ def test_a_loaded_model_steers_the_same_alone_and_with_others(tmp_path, options)
     alone = misvo.steer(policy, "a b", letter_reward, **settings, preset="paper")
     together = misvo.steer_many(policy, ["a b", "q w e r t y"], letter_reward, **settings, preset="paper")[0]
     assert [c.tokens for c in alone.candidates] == [c.tokens for c in together.candidates]
-    tokens, prompt = alone.candidates[0].tokens, policy.encode("a b")
+    longest = max(alone.candidates, key=lambda c: len(c.tokens))
+    tokens, prompt = longest.tokens, policy.encode("a b")
     ids = torch.tensor([[*prompt, *tokens]])
 
     @torch.no_grad()
@@ -113,7 +114,7 @@ def test_a_loaded_model_steers_the_same_alone_and_with_others(tmp_path, options)
     if options:
         allowed += what_other_roundings_do(likely, policy.model)
         assert allowed < abs(likely(plain) - likely(policy.model))  # so that it cannot be the plain model that spoke
-    assert abs(likely(policy.model) - alone.candidates[0].ref_logprob) <= allowed
+    assert abs(likely(policy.model) - longest.ref_logprob) <= allowed
 
 
 def what_other_roundings_do(figure, model, copies=16):
