@@ -10,7 +10,6 @@ from typer.core import TyperCommand
 from misvo import cli_options
 from misvo.cli_process import quiet_libraries
 from misvo.errors import MisvoError
-from misvo.settings import LOAD_OPTIONS
 
 STRENGTH = "--strength"
 
@@ -62,6 +61,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
+@cli_options.accepts_load_options
 def sample(
     folder: Annotated[Path, typer.Argument(help="What `misvo steer --save` wrote, or a steering.")],
     prompt: Annotated[str | None, typer.Argument(help="What to ask. [default: the prompt of the run]")] = None,
@@ -77,21 +77,13 @@ def sample(
     column: cli_options.Columns = [],  # noqa: B006
     model: Annotated[str | None, typer.Option(help="The model. [default: the one that the run names]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all responses as JSON and nothing else.")] = False,
-    dtype: cli_options.Dtype = "auto",
-    device: cli_options.Device = None,
-    device_map: cli_options.DeviceMap = None,
-    revision: cli_options.Revision = None,
-    trust_remote_code: cli_options.TrustRemoteCode = False,
-    quantize: cli_options.Quantize = None,
-    compile: cli_options.Compile = False,
+    **options,
 ):
     """Sample with saved vectors at several strengths and the same noise: how much is enough, how much too much?
 
     Example: `misvo sample run "How can I sleep better?" --strength 0 0.5 1 1.5 --reward length:12`
     """
-    load = dict(
-        zip(LOAD_OPTIONS, (dtype, device, device_map, revision, trust_remote_code, quantize, compile), strict=True)
-    )
+    load = cli_options.to_load(options)
     columns = cli_options.columns(column)
     quiet_libraries()
     from misvo import Policy, rewards, strengths, view
