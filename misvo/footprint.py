@@ -6,7 +6,7 @@ Everything is linear in its sizes and nothing has the size K×T×V. The time is 
 the cache once, and a GPU cannot do that faster than its memory allows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from misvo import projection
 from misvo.budget import PREFIXES, STEPS
@@ -72,10 +72,17 @@ class Held:
     hidden: float = 0.0  # the same: hidden states, in the precision of the model
     update: float = 0.0  # of V numbers, while one prompt is updated or measured
     blocks: float = 0.0  # the same, of which no more than BLOCK_BYTES are there at once
+    stems: float = 0.0  # rows of a batch that are kept beside each row, while others fork from them
 
     @classmethod
     def by(cls, settings: Settings) -> "Held":
         scratch = 1.0 + (NUCLEUS if not sampler_of(settings).samples_whole_law else 0.0)
+        if settings.method in ("particles", "blockwise"):
+            hidden = 0.0 if settings.potential == "prefix" else 1.0 + settings.steps / settings.block
+            if settings.proposal == "reference":
+                return cls(scratch, hidden=hidden, stems=1.0)
+            guide = cls.by(Settings.from_preset(rollouts=settings.rollouts, max_new_tokens=settings.max_new_tokens))
+            return replace(guide, scratch=scratch, hidden=guide.hidden + hidden, expected=guide.expected + 1, stems=1.0)
         if settings.method == "best-of-n":
             return cls(scratch)
         hidden, update = float(settings.collecting_steps), 0.0
@@ -117,7 +124,7 @@ def run_bytes(
     }
     waiting = max(rows * V * FP32, min(projection.BYTES, rows * T * V * FP32))
     decoding = {
-        "cache": rows * shape.row(prompt + T) + prompts * shape.cache(prompt),
+        "cache": (1 + held.stems) * rows * shape.row(prompt + T) + prompts * shape.cache(prompt),
         "logits": rows * held.scratch * V * FP32,
         "laws": waiting,
         "race": RUNNER * min(HEAT, rows * V),
