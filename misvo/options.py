@@ -60,6 +60,10 @@ class SettingsOptions(TypedDict, total=False):
     value_steps: int | None
     value_iterations: int
     value_step_size: float
+    lora_rank: int
+    lora_alpha: float
+    lora_learning_rate: float
+    lora_targets: tuple[str, ...] | None
 
 
 class Options(SettingsOptions, total=False):

@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from misvo.adapter import Adapter
 from misvo.interventions import Intervention
 from misvo.sampling import Sampler
 
@@ -35,6 +36,7 @@ class Request:
     intervention: Intervention | None = None  # None: the reference policy
     keep: Keep = field(default_factory=Keep)
     stop: tuple[str, ...] = ()  # texts that end a response, where they stand in it
+    adapter: Adapter | None = None  # low-rank weights, on engines that say `adapts`; None: the model as it is
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Rollouts:
     score_rows: torch.Tensor | None = None  # m of the law sampled from (K, T, d)
     fisher_rows: torch.Tensor | None = None  # m of the untruncated law (K, T, d)
     mean_probs: torch.Tensor | None = None  # p̄ (T, V), or pooled over positions (P, V)
-    hidden: torch.Tensor | None = None  # (K, T, d), in the model's precision
+    hidden: torch.Tensor | None = None  # (K, T, d), of the model as it is, in its precision
     squares: torch.Tensor | None = None  # (K, T) ‖u‖² where each row has a vector of its own
     seconds: float = 0.0  # this request's share of the time that decoding took
     prefill_seconds: float = 0.0  # what reading its prompt took, where this was the first to ask for it

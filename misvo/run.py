@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from misvo import meter
+from misvo.adapted import AdaptedModel
 from misvo.errors import RewardError
 from misvo.head import Head
 from misvo.methods import METHODS
@@ -59,10 +60,12 @@ class Run:
         head: Head,
         settings: Settings,
         words: Words,
+        adapted: AdaptedModel | None = None,
     ):
         self.tokens, self.head, self.settings, self.words = tokens, head, settings, words
         self.sampler = sampler_of(settings, words.ends)
-        self._method: Method | None = METHODS[settings.method](Context(head, tokens, self.sampler, settings))
+        context = Context(head, tokens, self.sampler, settings, adapted)
+        self._method: Method | None = METHODS[settings.method](context)
         # Where a step may be the last one, the next is not begun before it is scored, whatever the method allows.
         self.sequential = self.method.sequential or settings.may_stop
         self.result = Result(prompt, settings, prompt_ids=list(tokens))
@@ -151,10 +154,10 @@ class Run:
 
     def _request(self, step) -> Request:
         settings, method = self.settings, self.method
-        intervention, keep = None, Keep()
+        intervention, adapter, keep = None, None, Keep()
         if step != self.extra:
             proposal = method.propose(step)
-            intervention, keep = proposal.intervention, proposal.keep
+            intervention, adapter, keep = proposal.intervention, proposal.adapter, proposal.keep
         measured = 0 if method.starts_at_reference else self.extra
         if settings.kl_ref and step == measured and method.steers:
             keep = replace(keep, hidden=True)  # the method may want them too
@@ -169,6 +172,7 @@ class Run:
             intervention,
             keep,
             settings.stop or (),
+            adapter,
         )
 
     def _learn(self, step, rollouts, responses, answer) -> dict:

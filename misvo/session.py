@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Literal, Unpack
 
+from misvo.adapted import adapted_model
 from misvo.engine import Engine, Ticket
 from misvo.errors import MisvoError, RewardError
 from misvo.options import Options
@@ -109,7 +110,8 @@ class Session:
         template = settings.chat_template_kwargs
         tokens = tuple(self.policy.encode(prompt, raw=settings.raw, chat_template_kwargs=template))
         self.policy.check_length(len(tokens), settings.max_new_tokens)
-        run = Run(shown(prompt, self.policy.decode), tokens, self.policy.head, settings, self.policy)
+        adapted = adapted_model(self.policy, self._engine, settings) if settings.method == "lora" else None
+        run = Run(shown(prompt, self.policy.decode), tokens, self.policy.head, settings, self.policy, adapted)
         scorer = insisting(as_reward(reward), settings.on_reward_error, settings.reward_retries)
         handle = Handle(run, scorer, reward, check_columns({} if columns is None else columns))
         self._waiting.append(handle)

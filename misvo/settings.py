@@ -38,6 +38,7 @@ METHODS = {
     "best-of-n": "K·N samples of the reference policy, the best one returned",
     "aisp": "sampling-based control: Gaussian vectors for each response, averaged by exponentiated reward",
     "re-control": "a value network on hidden states, climbed by gradient steps at every token",
+    "lora": "low-rank adapters for each prompt (peft), trained by the same reward gradient",
 }
 COSTS = {
     "frozen-fisher": "Fisher at zero on reference prefixes (eq:surr-offoff), the paper's choice",
@@ -72,7 +73,7 @@ REWARD_ERRORS = {
     "none": "responses that the reward fails on, one by one, count as not scored",
 }
 LAW_DTYPES = {"float32": "as computed", "bfloat16": "half the memory; misvo.fisher.Fisher bounds the error"}
-DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1, "re-control": 0.0}
+DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1, "re-control": 0.0, "lora": 0.0}
 
 # What `Policy.from_pretrained` takes beside a name, and so do `misvo steer` and the models of a sweep.
 LOAD_OPTIONS = ("dtype", "device", "device_map", "revision", "trust_remote_code", "quantize", "compile")
@@ -100,7 +101,8 @@ PRESETS = {
     "paper": {},  # Algorithm 1 as printed
 }
 
-MISVO, AISP, RE_CONTROL = ("misvo",), ("aisp",), ("re-control",)
+MISVO, AISP, RE_CONTROL, LORA = ("misvo",), ("aisp",), ("re-control",), ("lora",)
+GRADIENT = ("misvo", "lora")  # methods that climb the gradient of the reward
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Settings:
     tie: str = option("position", "How vectors depend on the position.", names=TIES, methods=("misvo", "aisp"))
     step: str = option("euler", "How a gradient becomes a step.", names=STEPS, methods=MISVO)
     standardize: bool = option(False, "Advantages in standard deviations of the rewards so far.", methods=MISVO)
-    credit: str = option("response", "What a token earns.", names=CREDITS, methods=MISVO)
+    credit: str = option("response", "What a token earns.", names=CREDITS, methods=GRADIENT)
     step_nats: float | None = option(
         None, "Size of a natural or dual step, ½ sᵀFs. None: a third of the budget, or 0.5.", POSITIVE, methods=MISVO
     )
@@ -146,10 +148,10 @@ class Settings:
         0.1, "Of those steps: share of the direction's curvature that is added to F.", NOT_NEGATIVE, methods=MISVO
     )
     kl_budget: float | None = option(
-        None, "Nats per response that the model may move, in place of a penalty.", POSITIVE, methods=MISVO
+        None, "Nats per response that the model may move, in place of a penalty.", POSITIVE, methods=GRADIENT
     )
     kl_budget_per_token: float | None = option(
-        None, "The same in nats per token of the mean response.", POSITIVE, methods=MISVO
+        None, "The same in nats per token of the mean response.", POSITIVE, methods=GRADIENT
     )
     select: str = option("best", "Which response is returned.", names=SELECTIONS)
     on_reward_error: str = option("raise", "What a failing reward leads to.", names=REWARD_ERRORS)
@@ -175,6 +177,13 @@ class Settings:
     value_step_size: float = option(
         1.0, "Size of each, in units of reward per squared length of a state.", POSITIVE, methods=RE_CONTROL
     )
+    # lora
+    lora_rank: int = option(8, "Rank of the weights beside each layer.", COUNT, methods=LORA)
+    lora_alpha: float = option(16.0, "They count by this over their rank.", POSITIVE, methods=LORA)
+    lora_learning_rate: float = option(1e-3, "Of Adam, whatever the unit of the reward.", POSITIVE, methods=LORA)
+    lora_targets: tuple[str, ...] | None = option(
+        None, "Ends of layers' names, such as q_proj. None: all linear layers of the body.", methods=LORA
+    )
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -185,6 +194,8 @@ class Settings:
         object.__setattr__(self, "chat_template_kwargs", self.chat_template_kwargs or None)
         if self.stop is not None:
             object.__setattr__(self, "stop", texts("stop", self.stop))
+        if self.lora_targets is not None:
+            object.__setattr__(self, "lora_targets", texts("lora_targets", self.lora_targets))
         if self.min_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise MisvoError(
                 f"min_new_tokens is {self.min_new_tokens}, above max_new_tokens, which is {self.max_new_tokens}."
@@ -220,9 +231,9 @@ class Settings:
 
     @classmethod
     def from_preset(cls, preset: str = "auto", **options: Unpack[SettingsOptions]) -> "Settings":
-        """The settings of a preset, changed by `options`. For methods other than misvo a preset is its sampler.
+        """The settings of a preset, changed by `options`.
 
-        Options of other methods are refused here, where somebody gives them; the dataclass itself has them all.
+        For lora a preset is what that method has of it; for others than misvo it is its sampler. Options of other methods are refused here, where somebody gives them; the dataclass itself has them all.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
@@ -241,7 +252,7 @@ class Settings:
                 raise MisvoError(f"{name} is no option of {method}, which has {has}.")
         chosen = dict(PRESETS[preset])
         if method != "misvo":
-            chosen = {name: value for name, value in chosen.items() if name in SAMPLER}
+            chosen = {name: value for name, value in chosen.items() if name in (own if method == "lora" else SAMPLER)}
         if options.get("penalty") is not None or options.get("kl_budget") is not None:
             chosen.pop("kl_budget_per_token", None)  # they take the budget's place
         if options.get("cost") == "none":
@@ -267,7 +278,7 @@ class Settings:
     @property
     def starts_at_reference(self) -> bool:
         """Whether the first step samples from the model as it is."""
-        return self.method in ("misvo", "best-of-n") or self.collecting_steps > 0
+        return self.method in ("misvo", "best-of-n", "lora") or self.collecting_steps > 0
 
     @property
     def collecting_steps(self) -> int:

@@ -35,6 +35,8 @@ class TorchEngine:
         self._submitted = 0
 
     def submit(self, request: Request) -> Ticket:
+        if request.adapter is not None:
+            raise MisvoError("this engine decodes the model as it is: requests with an adapter go to AdaptingEngine.")
         self._check_memory(request)
         seconds = self._read(request)
         job = self._steps.open(request)

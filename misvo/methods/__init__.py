@@ -3,6 +3,7 @@
 from misvo.methods.aisp import Aisp
 from misvo.methods.base import Method
 from misvo.methods.best_of_n import BestOfN
+from misvo.methods.lora import Lora
 from misvo.methods.misvo import Misvo
 from misvo.methods.re_control import ReControl
 
@@ -11,4 +12,5 @@ METHODS: dict[str, type[Method]] = {
     "best-of-n": BestOfN,
     "aisp": Aisp,
     "re-control": ReControl,
+    "lora": Lora,
 }

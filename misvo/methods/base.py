@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from misvo.adapted import AdaptedModel
+from misvo.adapter import Adapter
 from misvo.head import Head
 from misvo.interventions import Intervention
 from misvo.rollouts import Keep, Rollouts
@@ -25,6 +27,7 @@ class Context:
     prompt: tuple[int, ...]  # token ids; with the seed, the address of all random numbers
     sampler: Sampler
     settings: Settings
+    adapted: AdaptedModel | None = None  # the model with adapters, for methods that train them
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Proposal:
 
     intervention: Intervention | None = None  # None: the reference policy
     keep: Keep = field(default_factory=Keep)
+    adapter: Adapter | None = None  # None: the model as it is
 
 
 @dataclass(frozen=True)
