@@ -8,6 +8,7 @@ puts an adapter on, and takes off the one before it.
 import copy
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +39,7 @@ class AdaptedModel:
             warnings.filterwarnings("ignore", "fan_in_fan_out")  # it sees by itself how a layer's weight lies
             peft.inject_adapter_in_model(config, tree, NAME, low_cpu_mem_usage=True)  # weights come with adapters
         self.form, self.model = form, model.with_model(tree)
-        self._layers = {name: tree.get_submodule(name) for name in names}
+        self._layers: dict[str, Any] = {name: tree.get_submodule(name) for name in names}
         self._worn: Adapter | None = None
 
     def fresh(self, seed: int, prompt: tuple[int, ...]) -> Adapter:

@@ -233,7 +233,8 @@ class Settings:
     def from_preset(cls, preset: str = "auto", **options: Unpack[SettingsOptions]) -> "Settings":
         """The settings of a preset, changed by `options`.
 
-        For lora a preset is what that method has of it; for others than misvo it is its sampler. Options of other methods are refused here, where somebody gives them; the dataclass itself has them all.
+        For lora a preset is what that method has of it, for other methods than misvo its sampler. Options of other
+        methods are refused here, where somebody gives them; the dataclass itself has them all.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:

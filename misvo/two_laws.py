@@ -1,7 +1,7 @@
 """The laws of two states at the same prefix, that of the model as it is and that of an adapted one, side by side.
 
-Steering shifts the logits of one state (`misvo.law_step`); adapters have states of their own, so here both laws are made
-from states. Positions are taken a few at a time: nothing of the size K×T×V is ever held.
+Steering shifts the logits of one state (`misvo.law_step`); an adapted model has states of its own, so here both laws
+are made from states. Positions are taken a few at a time: nothing of the size K×T×V is ever held.
 """
 
 from collections.abc import Iterator

@@ -73,8 +73,9 @@ def law_of(model, tokens, sampler, prompt=PROMPT):
     return logits.log_softmax(-1)
 
 
-def decoded(policy, sampler, adapter, keep=Keep(scores=True), seed=0):
-    return policy.engine().run(Request(PROMPT, seed, 1, range(K), T, sampler, keep=keep, adapter=adapter))
+def decoded(policy, sampler, adapter):
+    keep = Keep(scores=True, hidden=True)
+    return policy.engine().run(Request(PROMPT, 0, 1, range(K), T, sampler, keep=keep, adapter=adapter))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -132,7 +133,7 @@ def test_the_gradient_is_that_of_finite_differences(architecture, sampler, monke
 def test_kl_and_log_probabilities_are_those_of_full_distributions(sampler):
     policy = make_policy("llama")
     adapter = some_adapter(policy)
-    rollouts = decoded(policy, sampler, adapter, Keep(hidden=True))
+    rollouts = decoded(policy, sampler, adapter)
     responses, alive = rollouts.responses(), rollouts.alive
 
     def exact(figure):
@@ -303,7 +304,7 @@ def test_a_budget_foresees_the_exact_kl(policy):
     from misvo.adapter_budget import AdapterBudget
 
     adapter, sampler = some_adapter(policy, 0.5), Sampler(0.9)
-    rollouts = decoded(policy, sampler, None, Keep(hidden=True))  # no KL yet, so nothing to correct by
+    rollouts = decoded(policy, sampler, None)  # no KL yet, so nothing to correct by
     budget = AdapterBudget(policy.adapted(FORM), PROMPT, sampler, nats=1.0)
     factor = budget.shrink(rollouts, adapter)
     responses = [rollouts.responses()[row] for row in (0, 1, 3, 4)]

@@ -16,7 +16,7 @@ from misvo.settings import METHODS, PRESETS, SAMPLER, Settings
 
 SIZES = {"rollouts": 3, "steps": 2, "max_new_tokens": 5}
 # A value that is not the default, for every option that not all methods have; the methods as the README tells them.
-MISVO, AISP, RE = {"misvo"}, {"aisp"}, {"re-control"}
+MISVO, AISP, RE, LORA = {"misvo"}, {"aisp"}, {"re-control"}, {"lora"}
 OWNERS = {
     "cost": ("euclidean", MISVO),
     "learning_rate": (0.7, MISVO),
@@ -26,11 +26,11 @@ OWNERS = {
     "tie": ("shared", MISVO | AISP),
     "step": ("proximal", MISVO),
     "standardize": (True, MISVO),
-    "credit": ("prefix", MISVO),
+    "credit": ("prefix", MISVO | LORA),
     "step_nats": (0.7, MISVO),
     "damping": (0.7, MISVO),
-    "kl_budget": (7.0, MISVO),
-    "kl_budget_per_token": (0.7, MISVO),
+    "kl_budget": (7.0, MISVO | LORA),
+    "kl_budget_per_token": (0.7, MISVO | LORA),
     "sigma2": (0.7, AISP),
     "alpha": (0.7, AISP),
     "target_ess": (2.0, AISP),
@@ -41,6 +41,10 @@ OWNERS = {
     "value_steps": (1, RE),
     "value_iterations": (3, RE),
     "value_step_size": (0.7, RE),
+    "lora_rank": (3, LORA),
+    "lora_alpha": (7.0, LORA),
+    "lora_learning_rate": (0.7, LORA),
+    "lora_targets": (("q_proj",), LORA),
 }
 
 

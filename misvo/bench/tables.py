@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from misvo.bench.results import READINGS, Results, against_baseline
 from misvo.metrics import Spread, spread
 
-NAMES = {"misvo": "MISVO", "aisp": "AISP", "re-control": "RE-Control", "best-of-n": "BoN"}
+NAMES = {"misvo": "MISVO", "aisp": "AISP", "re-control": "RE-Control", "best-of-n": "BoN", "lora": "LoRA"}
 TITLES = {"shp": "SHP", "mbpp-plus": "MBPP+", "humaneval": "HumanEval", "prompts": "Prompts"}
 REGULARIZERS = {
     "frozen-fisher": "off-policy rollouts, off-policy Fisher (frozen-fisher)",

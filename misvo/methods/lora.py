@@ -6,6 +6,7 @@ adapter, and Adam takes a step. A budget holds exact KLs, as for vectors.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -49,7 +50,7 @@ class Lora:
     def update(self, step, rollouts, scores):
         norm, pull = self.adapter.norm, self._pull(rollouts, scores)
         if step == 0 and self.settings.kl_ref:
-            self.reference = rollouts
+            self.reference = replace(rollouts, score_rows=None, hidden=None)
         if not pull.any():  # Adam would go on by what it remembers
             return Update({"norm": norm}, "no response is better than another, so nothing is learned")
         gradient = self.adapted.gradient(self.adapter, self.prompt, rollouts, pull).tensors
