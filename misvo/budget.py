@@ -12,7 +12,6 @@ stays below the budget by the standard error that a measurement has.
 
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -40,26 +39,28 @@ class _Visited:
     seen: float  # what the sample alone would have said of it
 
 
-@dataclass(kw_only=True)
-class Budget:
-    """What a budget remembers of its steps; how far a change would move the model is for `predict` to say."""
-
+@dataclass
+class KLBudget:
+    head: Head
     nats: float  # per response, or per token of the step's mean length
+    sampler: Sampler = field(default_factory=Sampler)
     per_token: bool = False
     predicted: float | None = None
     limit: float | None = None  # of the last step, per response
+    _visited: deque = field(default_factory=lambda: deque(maxlen=STEPS))  # the latest last
     _foreseen: float = 0.0  # what the last prediction was before its correction
     _corrected: tuple[float, float] = (1.0, 1.0)  # sums over steps that fade: what was measured, what was foreseen
     _noise: float = 0.0  # the standard error of a measured mean, as a share of it
 
-    def largest(self, rollouts: Rollouts, predict: Callable[[float], float]) -> float:
-        """The largest factor α ≤ 1 whose prediction, in nats per response before correction, is within the budget."""
+    def shrink(self, rollouts: Rollouts, u: torch.Tensor) -> float:
+        """The largest factor α ≤ 1 for which the sequence KL of α·u is predicted to stay within the budget."""
+        self._learn(rollouts)
         self.limit = self.for_lengths(rollouts.lengths)
-        aim, excess = self.limit / (1 + self._noise), self._excess
-        factor, self.predicted = 1.0, excess * predict(1.0)
+        aim, predict = self.limit / (1 + self._noise), self._predictor(u)
+        factor, self.predicted = 1.0, predict(1.0)
         if self.predicted > aim:
-            factor, self.predicted = _largest(lambda factor: excess * predict(factor), aim, self.predicted)
-        self._foreseen = self.predicted / excess
+            factor, self.predicted = _largest(predict, aim, self.predicted)
+        self._foreseen = self.predicted / self._excess
         return factor
 
     def for_lengths(self, lengths: torch.Tensor) -> float:
@@ -72,8 +73,8 @@ class Budget:
         measured, foreseen = self._corrected
         return measured / foreseen
 
-    def observe(self, rollouts: Rollouts) -> float:
-        """Compare what a step measured with what was foreseen of it; gives its nats per response."""
+    def _learn(self, rollouts):
+        """Remember prefixes of a step, and compare what it measured with what was foreseen."""
         each = rollouts.kl.sum(1).double()  # (K,)
         measured = each.mean().item()
         if self._foreseen:
@@ -83,24 +84,6 @@ class Budget:
         if measured > 0 and len(each) > 1:
             noise = each.std().item() / math.sqrt(len(each)) / measured
             self._noise = FORGET * self._noise + (1 - FORGET) * noise if self._noise else noise
-        return measured
-
-
-@dataclass
-class KLBudget(Budget):
-    """The budget of vectors."""
-
-    head: Head
-    sampler: Sampler = field(default_factory=Sampler)
-    _visited: deque = field(default_factory=lambda: deque(maxlen=STEPS))  # the latest last
-
-    def shrink(self, rollouts: Rollouts, u: torch.Tensor) -> float:
-        """The largest factor α ≤ 1 for which the sequence KL of α·u is predicted to stay within the budget."""
-        self._remember(rollouts, self.observe(rollouts))
-        return self.largest(rollouts, self._predictor(u))
-
-    def _remember(self, rollouts, measured):
-        """Keep a sample of the prefixes of a step."""
         places = torch.nonzero(rollouts.alive)  # (n, 2) rollout and position
         picks = torch.linspace(0, len(places) - 1, min(PREFIXES, len(places))).round().long()
         rows, positions = places[picks.to(places.device)].unbind(1)
@@ -122,7 +105,7 @@ class KLBudget(Budget):
                 shift = common if shared else self.head.shift(u[positions]).div_(temperature)
                 parts.append((weight * visited.share / sum(weights), logits, shift, log_partition(logits)))
         # What the samples say of the steps that they are from, against what those measured: accidents cancel.
-        luck = luck_of(measured, seen)
+        luck = min(max(measured / seen, 1 / DOUBT), DOUBT) if seen > 0 else 1.0
 
         def predict(factor):
             nats = 0.0
@@ -130,14 +113,9 @@ class KLBudget(Budget):
                 moved = factor * shift
                 probs, partition = softmax(logits + moved)
                 nats += weight * token_kl(ref_partition, partition, probs, moved).sum().item()
-            return luck * nats
+            return self._excess * luck * nats
 
         return predict
-
-
-def luck_of(measured: float, seen: float) -> float:
-    """What a step measured against what a sample of its prefixes says of it."""
-    return min(max(measured / seen, 1 / DOUBT), DOUBT) if seen > 0 else 1.0
 
 
 def _largest(predict, aim, at_one, rounds=12):

@@ -305,7 +305,7 @@ def test_a_budget_foresees_the_exact_kl(policy):
 
     adapter, sampler = some_adapter(policy, 0.5), Sampler(0.9)
     rollouts = decoded(policy, sampler, None)  # no KL yet, so nothing to correct by
-    budget = AdapterBudget(policy.adapted(FORM), PROMPT, sampler, nats=1.0)
+    budget = AdapterBudget(policy.head, 1.0, sampler, adapted=policy.adapted(FORM), prompt=PROMPT)
     factor = budget.shrink(rollouts, adapter)
     responses = [rollouts.responses()[row] for row in (0, 1, 3, 4)]
 

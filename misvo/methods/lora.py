@@ -30,7 +30,9 @@ class Lora:
         self.head, self.prompt, self.settings, self.adapted = context.head, prompt, settings, adapted
         self.wants_prefixes = WANTS_PREFIXES[settings.credit]
         nats, per_token = settings.kl_budget or settings.kl_budget_per_token, settings.kl_budget is None
-        self.budget = AdapterBudget(adapted, prompt, sampler, nats=nats, per_token=per_token) if nats else None
+        self.budget = None
+        if nats:
+            self.budget = AdapterBudget(self.head, nats, sampler, per_token, adapted=adapted, prompt=prompt)
         self.adapter = adapted.fresh(settings.seed, prompt)
         self.critic = Critic(settings.max_new_tokens)
         self.weights = [weight.clone() for weight in self.adapter.tensors]  # what Adam moves, in place

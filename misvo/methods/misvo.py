@@ -37,7 +37,7 @@ class Misvo:
         self.cost = COSTS[settings.cost](head, context.sampler, self.tie, settings.explicit_fisher)
         nats = settings.kl_budget or settings.kl_budget_per_token
         per_token = settings.kl_budget is None
-        self.budget = KLBudget(head, context.sampler, nats=nats, per_token=per_token) if nats else None
+        self.budget = KLBudget(head, nats, context.sampler, per_token) if nats else None
         self.free = torch.zeros(self.tie.size, head.hidden_size, dtype=head.dtype, device=head.device)  # c (r, d)
         self.critic = Critic(settings.max_new_tokens)
         self.step = UPDATES[settings.step]()
