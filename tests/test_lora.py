@@ -1,25 +1,33 @@
 """LoRA against models whose weights were changed by hand: states, gradients, KLs; and a model that stays as it was."""
 
 import copy
+import json
 import sys
+from itertools import accumulate
 
 import pytest
 import torch
+from bench_helpers import make_world, raw_config, read_lines
 from conftest import ARCHITECTURES, ENDS, letter_reward, make_model, make_policy, make_tokenizer
 from fakes import FakeEngine, FakePolicy
 from tolerances import assert_near, room
-from transformers import GPT2Config, GPT2LMHeadModel, TopPLogitsWarper
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, TopPLogitsWarper
+from typer.testing import CliRunner
 
 import misvo
-from misvo import linear
+from misvo import cli, linear
 from misvo.adapter import Adapter, AdapterForm, Pair
+from misvo.bench import config as configs
+from misvo.bench import profile, report, sweep
+from misvo.footprint import Shape, run_bytes
 from misvo.int8 import quantize
 from misvo.methods.base import Context, Scores
 from misvo.methods.lora import Lora
-from misvo.rollouts import Keep, Request
+from misvo.rollouts import Keep, Request, Rollouts
 from misvo.sampling import RandomStream, Sampler
 from misvo.session import Session
 from misvo.settings import Settings
+from misvo.story import story
 
 PROMPT, K, T = (5, 9, 7, 12, 6, 30, 8, 11, 10, 5), 5, 7  # longer than the window of the sliding layers
 FORM = AdapterForm(rank=3, alpha=5.0)
@@ -391,6 +399,68 @@ def test_the_plain_engine_refuses_adapters(policy):
 
     with pytest.raises(misvo.MisvoError, match="AdaptingEngine"):
         TorchEngine(policy).run(Request(PROMPT, 0, 0, range(2), 3, adapter=some_adapter(policy)))
+
+
+def test_a_sweep_a_profile_and_a_report_know_it(tmp_path):
+    world = make_world(tmp_path)
+    raw = raw_config(world, methods=("best-of-n", "lora"), seeds=(1,), kl_ref=True)
+    raw["tasks"][0]["prompts"] = 2
+    sweep.run(configs.from_dict(raw), tmp_path / "run")
+    rows = {row["method"]: row for row in read_lines(tmp_path / "run" / "rows.jsonl")}
+    alone = misvo.steer(
+        misvo.Policy.from_pretrained(world / "model"),
+        rows["lora"]["prompt_text"],
+        letter_reward,
+        preset="paper",
+        method="lora",
+        rollouts=4,
+        steps=3,
+        max_new_tokens=10,
+        seed=1,
+        kl_ref=True,
+    )
+    assert rows["lora"]["norm"] == pytest.approx(alone.trace[-1]["norm"], rel=1e-3) and alone.trace[-1]["norm"] > 0
+    assert rows["lora"]["kl_ref"] == pytest.approx(alone.kl_ref.total, rel=1e-3) and rows["lora"]["vectors"] is None
+    assert rows["best-of-n"]["kl"] == 0 < rows["lora"]["kl"] == pytest.approx(alone.trace[-1]["kl"], rel=1e-3)
+    measured = profile.run(configs.from_dict({**raw, "warmup": 0}), prompts=1)
+    assert [entry["method"] for entry in measured["methods"]] == ["best-of-n", "lora"]
+    made = report.make([tmp_path / "run"], tmp_path / "report")
+    assert [row[1] for row in made.figures["prompts"]["rows"]] == ["BoN (N=12)", "LoRA"]
+
+
+def test_the_command_line_trains_adapters(tmp_path):
+    world = make_world(tmp_path)
+    sizes = ["-k", "4", "-n", "3", "-t", "6", "--lora-rank", "2", "--lora-targets", "q_proj", "--seed", "3"]
+    given = ["steer", "a b", "--model", f"{world}/model", "--reward", f"{world}/reward.py:letters", "--json"]
+    ran = CliRunner().invoke(cli.app, [*given, "--method", "lora", *sizes])
+    assert ran.exit_code == 0, ran.output
+    said = json.loads(ran.stdout)
+    options = {**SIZES, "lora_rank": 2, "lora_targets": "q_proj", "seed": 3}
+    alone = misvo.steer(misvo.Policy.from_pretrained(world / "model"), "a b", letter_reward, **options)
+    assert said["settings"]["lora_targets"] == ["q_proj"] and alone.settings.lora_targets == ("q_proj",)
+    assert [c["tokens"] for c in said["candidates"]] == [c.tokens for c in alone.candidates]
+    assert any("rose from" in line or "went from" in line for line in story(alone))
+    listed = CliRunner().invoke(cli.app, ["list", "methods"])
+    assert "lora" in listed.stdout and "low-rank adapters" in listed.stdout
+
+
+def test_the_footprint_of_a_gradient_is_what_torch_counts():
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "num_attention_heads": 4}
+    policy = misvo.Policy(LlamaForCausalLM(LlamaConfig(vocab_size=61, **sizes)).eval(), make_tokenizer())
+    settings, length = Settings("lora", rollouts=4, max_new_tokens=64), 64
+    adapted = policy.adapted(AdapterForm())
+    adapter, tokens = adapted.fresh(0, PROMPT), torch.full((4, length), 7)
+    rollouts = Rollouts(tokens, torch.full((4,), length), *(torch.zeros(4, length) for _ in range(3)))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as watched:
+        adapted.gradient(adapter, PROMPT, rollouts, torch.ones(4, length, 64))
+    changes = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    counted = max(accumulate(event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns())))
+    shape = Shape.of(policy)
+    assert shape.linear == 4 * (4 * 128 + 3 * 224)
+    foreseen = run_bytes(shape, settings, len(PROMPT))["gradient"]
+    assert 0.8 * counted < foreseen < 2 * counted
+    plain = run_bytes(shape, Settings("best-of-n", rollouts=4, max_new_tokens=64), len(PROMPT))
+    assert sum(plain.values()) + foreseen < sum(run_bytes(shape, settings, len(PROMPT)).values()) * 1.5
 
 
 @pytest.mark.slow
