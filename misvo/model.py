@@ -123,8 +123,8 @@ class Model:
     def read(self, prompt: tuple[int, ...], responses: torch.Tensor) -> torch.Tensor:
         """The states that the tokens of responses (n, T) were drawn from, (n, T, d), all positions at once.
 
-        Rows are padded on the right, which nothing before it can see. Attention reads the prompt once for all rows. Other
-        layers need not go on from their states by many tokens, or have gradients there: with these every row reads it.
+        Rows are padded on the right, which nothing before it can see. Attention reads the prompt once for all rows;
+        other layers need not go on from states by many tokens, or have gradients there: with these, every row reads it.
         """
         count, cache = len(responses), DynamicCache(config=self.model.config)
         ids, read = torch.tensor([list(prompt)], device=self.device), responses[:, :-1].to(self.device)
