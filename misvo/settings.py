@@ -189,7 +189,10 @@ class Settings:
     sigma2: float = option(0.5, "Variance of the noise.", POSITIVE, methods=AISP)
     alpha: float = option(0.999, "1 pulls nothing back.", FROM_0_TO_1, methods=AISP)
     target_ess: float | None = option(
-        None, "Set λ so that this many responses count. [particles: half of them]", COUNT, methods=("aisp", "particles")
+        None,
+        "Set λ so that this many responses count. [particles: a quarter of them]",
+        COUNT,
+        methods=("aisp", "particles"),
     )
     greedy: bool = option(False, "Take the most probable token.", methods=("aisp", "re-control"))
     mask_after_eos: bool = option(False, "Ignore noise behind the end.", methods=AISP)

@@ -123,7 +123,7 @@ class Particles:
         if known.max() == known.min():
             return 1.0  # nothing to tell rows apart by
         self._widest = max(self._widest, (known.max() - known.min()).item())  # what is small beside it counts little
-        wanted = settings.target_ess or len(gained) / 2
+        wanted = settings.target_ess or len(gained) / 4
         return max(temperature_for(gained, corrected, wanted), self._widest / MOST_NATS)
 
     def _pause(self, cloud) -> int:
