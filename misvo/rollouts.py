@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from misvo.far import Far
 from misvo.interventions import Intervention
 from misvo.sampling import Sampler
 
@@ -50,8 +51,8 @@ class Rollouts:
     changed: torch.Tensor | None = None  # (K, T) bool, where the reference law draws another token from the same race
     score_rows: torch.Tensor | None = None  # m of the law sampled from (K, T, d)
     fisher_rows: torch.Tensor | None = None  # m of the untruncated law (K, T, d)
-    mean_probs: torch.Tensor | None = None  # p̄ (T, V), or pooled over positions (P, V)
-    hidden: torch.Tensor | None = None  # (K, T, d), in the model's precision
+    mean_probs: torch.Tensor | Far | None = None  # p̄ (T, V), or pooled over positions (P, V); far with fisher_rows
+    hidden: torch.Tensor | Far | None = None  # (K, T, d), in the model's precision
     squares: torch.Tensor | None = None  # (K, T) ‖u‖² where each row has a vector of its own
     seconds: float = 0.0  # this request's share of the time that decoding took
     prefill_seconds: float = 0.0  # what reading its prompt took, where this was the first to ask for it
@@ -65,9 +66,20 @@ class Rollouts:
         """Which positions hold a token, (K, T) bool."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
+    def states(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The hidden states at these places, (n, d), also where they stayed with the engine."""
+        if isinstance(self.hidden, Far):
+            return self.hidden.run(_states, rows, positions)
+        assert self.hidden is not None
+        return self.hidden[rows, positions]
+
     def responses(self) -> list[list[int]]:
         """The token ids of each row, up to and with EOS."""
         return [row[:length] for row, length in zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)]
+
+
+def _states(_, rollouts: Rollouts, rows, positions) -> torch.Tensor:
+    return rollouts.states(rows, positions)
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -51,5 +51,9 @@ class ReControl:
 
 def episodes_of(rollouts, rewards: torch.Tensor) -> list[Episode]:
     """The scored responses of a batch of rollouts whose hidden states were kept."""
-    rows = zip(rollouts.hidden, rollouts.lengths.tolist(), rewards.tolist(), strict=True)
-    return [Episode(hidden[:length].clone(), reward) for hidden, length, reward in rows if reward == reward]
+    scored = ~rewards.isnan()
+    if not scored.any():
+        return []
+    rows, positions = torch.nonzero(rollouts.alive.cpu() & scored[:, None]).unbind(1)
+    states = rollouts.states(rows, positions).split(rollouts.lengths[scored.to(rollouts.lengths.device)].tolist())
+    return [Episode(hidden, reward) for hidden, reward in zip(states, rewards[scored].tolist(), strict=True)]
