@@ -85,6 +85,7 @@ class VllmHost:
             rows = len(request.rollouts)
             self._left[name] = rows
             try:
+                (prompt,) = self.vllm.renderer.render_cmpl([{"prompt_token_ids": list(request.prompt)}])
                 for rollout in range(rows):
                     params = SamplingParams(
                         temperature=0.0,
@@ -94,7 +95,7 @@ class VllmHost:
                         detokenize=False,
                         extra_args={"misvo": [name, rollout]},
                     )
-                    self.vllm.add_request(_row(name, rollout), {"prompt_token_ids": list(request.prompt)}, params)
+                    self.vllm.add_request(_row(name, rollout), prompt, params)
             except ValueError as error:
                 self.cancel(name, rows)
                 raise MisvoError(f"vLLM does not take this request: {short(first_line(error), 300)}") from error

@@ -19,9 +19,10 @@ ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 # Set where the user's environment says nothing.
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second runner is written and has not run on a GPU yet
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
+CPU_CACHE = 2**30  # bytes of keys and values
 ON_A_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # threads stay as the process has them
 
 
@@ -63,12 +64,14 @@ def start(options: dict) -> Any:
     from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    usual: dict[str, Any] = {"disable_log_stats": True}
+    usual: dict[str, Any] = {"disable_log_stats": True, "distributed_executor_backend": "uni"}
     if current_platform.is_cpu():
         for name, value in ON_A_CPU.items():
             os.environ.setdefault(name, value)
-        # The CPU's usual block of 128 tokens would share no prompt that is shorter.
+        # The usual block of 128 tokens would share no prompt that is shorter; the usual cache is most of the memory.
         usual |= {"enforce_eager": True, "block_size": 32}
+        if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+            usual["kv_cache_memory_bytes"] = CPU_CACHE
     own = {"worker_extension_cls": "misvo.engines.vllm_worker.LawWorker"}
     try:
         arguments = EngineArgs(**{**usual, **options, **own})

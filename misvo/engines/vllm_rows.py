@@ -80,6 +80,7 @@ class LawRows:
             raise MisvoError(f"vLLM ended {opened.job.unfinished} rows before they had drawn their last token.")
         return opened.job.rollouts
 
+    @torch.inference_mode(False)  # in which vLLM calls: a value network needs gradients
     @torch.no_grad()
     def draw(self, hidden: torch.Tensor, asks: list[Ask]) -> torch.Tensor:
         """The next token of every row that is asked for, (n,) on the host, from the states (B, d) of the batch."""
