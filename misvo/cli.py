@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from misvo import __version__, cli_help, cli_options, cli_saved
 from misvo.cli_process import plain_warnings, quiet_libraries
 from misvo.errors import MisvoError, cut
-from misvo.settings import COSTS, LOAD_OPTIONS, METHODS, Settings
+from misvo.settings import COSTS, ENGINES, LOAD_OPTIONS, METHODS, Settings
 
 
 class _Stopped(Exception):
@@ -45,6 +45,7 @@ class Kind(StrEnum):
     methods = "methods"
     costs = "costs"
     tasks = "tasks"
+    engines = "engines"
 
 
 def _version(wanted: bool):
@@ -124,6 +125,8 @@ def steer(
     trust_remote_code: cli_options.TrustRemoteCode = False,
     quantize: cli_options.Quantize = None,
     compile: cli_options.Compile = False,
+    engine: cli_options.Engine = "torch",
+    engine_option: cli_options.EngineOptions = [],  # noqa: B006
     **options,
 ):
     """Sample, score and steer, then show the best response beside the reference.
@@ -133,8 +136,13 @@ def steer(
     Many prompts: `misvo steer --file prompts.jsonl --out results.jsonl --reward length:12`
     """
     load = dict(
-        zip(LOAD_OPTIONS, (dtype, device, device_map, revision, trust_remote_code, quantize, compile), strict=True)
+        zip(
+            LOAD_OPTIONS,
+            (dtype, device, device_map, revision, trust_remote_code, quantize, compile, engine),
+            strict=True,
+        )
     )
+    load |= cli_options.engine_options(engine, engine_option)
     _check_one_of({"PROMPT": prompt, "--messages": messages, "--file": file})
     columns = cli_options.columns(column)
     settings = Settings.from_preset(preset, **cli_options.given(options), kl_ref=file is None)
@@ -293,7 +301,7 @@ def cache(
 
 @app.command("list")
 def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
-    """List what goes by a name: models, rewards, methods, costs, tasks."""
+    """List what goes by a name: models, rewards, methods, costs, tasks, engines."""
     examples: dict[str, str] = {}
     if kind is Kind.models:
         from misvo.embedded import MODELS
@@ -309,7 +317,7 @@ def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
 
         rows = {name: about for name, (_, about) in TASKS.items()}
     else:
-        rows = METHODS if kind is Kind.methods else COSTS
+        rows = {Kind.methods: METHODS, Kind.costs: COSTS, Kind.engines: ENGINES}[kind]
     width = max(map(len, rows))
     for name, about in rows.items():
         typer.echo(f"{name:<{width}}  {about}")

@@ -43,6 +43,13 @@ Quantize = Annotated[
 Compile = Annotated[
     bool, typer.Option("--compile", help="Compile the body, for GPUs; minutes, once.", rich_help_panel=MODEL)
 ]
+Engine = Annotated[
+    str, typer.Option(help="What decodes: `torch`, or `vllm` for GPUs (docs/vllm.md).", rich_help_panel=MODEL)
+]
+EngineOptions = Annotated[
+    list[str],
+    typer.Option(help="`name=value` for vLLM, such as `max_model_len=4096`. May come again.", rich_help_panel=MODEL),
+]
 Columns = Annotated[
     list[str],
     typer.Option(
@@ -54,13 +61,24 @@ Columns = Annotated[
 
 def columns(given: list[str]) -> dict:
     """The columns of `--column name=value`."""
+    return _named_values("--column", "answer=42", given)
+
+
+def engine_options(engine: str, given: list[str]) -> dict:
+    """The options of `--engine-option name=value`, which only vLLM has."""
+    if given and engine != "vllm":
+        raise MisvoError("--engine-option goes with --engine vllm.")
+    return _named_values("--engine-option", "max_model_len=4096", given)
+
+
+def _named_values(option: str, example: str, given: list[str]) -> dict:
     found = {}
     for entry in given:
         name, equals, text = entry.partition("=")
         if not equals or not name.isidentifier():
-            raise MisvoError(f"--column takes name=value, such as --column answer=42, not {entry!r}.")
+            raise MisvoError(f"{option} takes name=value, such as {option} {example}, not {entry!r}.")
         if name in found:
-            raise MisvoError(f"--column {name} was given twice: a list is written as {name}='[1, 2]'.")
+            raise MisvoError(f"{option} {name} was given twice: a list is written as {name}='[1, 2]'.")
         found[name] = _json_or_text(text)
     return found
 

@@ -84,14 +84,21 @@ def sample(
     trust_remote_code: cli_options.TrustRemoteCode = False,
     quantize: cli_options.Quantize = None,
     compile: cli_options.Compile = False,
+    engine: cli_options.Engine = "torch",
+    engine_option: cli_options.EngineOptions = [],  # noqa: B006
 ):
     """Sample with saved vectors at several strengths and the same noise: how much is enough, how much too much?
 
     Example: `misvo sample run "How can I sleep better?" --strength 0 0.5 1 1.5 --reward length:12`
     """
     load = dict(
-        zip(LOAD_OPTIONS, (dtype, device, device_map, revision, trust_remote_code, quantize, compile), strict=True)
+        zip(
+            LOAD_OPTIONS,
+            (dtype, device, device_map, revision, trust_remote_code, quantize, compile, engine),
+            strict=True,
+        )
     )
+    load |= cli_options.engine_options(engine, engine_option)
     columns = cli_options.columns(column)
     quiet_libraries()
     from misvo import Policy, rewards, strengths, view

@@ -3,8 +3,8 @@
     ticket = engine.submit(request)
     while finished := engine.advance(): ...      # one token for every row in flight; what it finished
 
-Implementations are classes of this protocol in `misvo.engines`, one file each. Random numbers have addresses, so a request gives the same
-tokens on every engine, in whatever company, up to near ties of the last digits.
+Implementations are classes of this protocol in `misvo.engines`, one file each. Random numbers have addresses, so a
+request gives the same tokens on every engine, in whatever company, up to near ties of the last digits.
 """
 
 from collections import deque

@@ -1,9 +1,9 @@
-"""Records that stay where they were made, because they are too large to be sent: beside the head, in an engine's worker.
+"""Records that stay where they were made, because they are too large to be sent: beside the head of an engine's worker.
 
 Where an engine decodes in another process, mean laws (T, V) and hidden states (K, T, d) do not come back with the other
 records. `Far` stands in their place, and what is to be made of them is made over there:
 
-    beside(head, rollouts, rollouts.hidden, function, *arguments)     # function(head, rollouts, *arguments), here or there
+    beside(head, rollouts, rollouts.hidden, function, *arguments)  # function(head, rollouts, *arguments), here or there
 
 Functions are sent by their names, so they are those of a module; arguments and answers are plain data.
 """
@@ -19,7 +19,7 @@ class Far(Protocol):
     """Some records of one request. They are dropped over there when nobody holds this any more."""
 
     def run(self, function: Callable, *arguments) -> Any:
-        """function(head, rollouts, *arguments) where the records are; `rollouts` has them, and its answer comes back."""
+        """function(head, rollouts, *arguments) over there, where `rollouts` have the records; gives its answer."""
         ...
 
 

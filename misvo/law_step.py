@@ -92,7 +92,7 @@ class LawStep:
         job.unfinished = len(job.request.rollouts)
         if job.rollouts.ended is not None:
             job.rollouts.ended.zero_()
-        if job.rollouts.mean_probs is not None:
+        if isinstance(job.rollouts.mean_probs, torch.Tensor):
             job.rollouts.mean_probs.zero_()
 
     def forget(self) -> None:

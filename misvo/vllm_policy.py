@@ -22,7 +22,8 @@ from misvo.text_policy import TextPolicy
 
 class VllmPolicy(TextPolicy):
     def __init__(self, name: str, tokenizer, own_sampler: OwnSampler, ends: tuple[int, ...], options: dict):
-        self.name, self.tokenizer, self.own_sampler, self.ends, self.options = name, tokenizer, own_sampler, ends, options
+        self.name, self.tokenizer, self.own_sampler, self.ends = name, tokenizer, own_sampler, ends
+        self.options = options  # that vLLM is started with
         self._host = VllmHost(options, ends, tokenizer)
         self.head = self._host.head
 

@@ -29,7 +29,9 @@ def several(policy, prompts, **options):
         length = (16, 40, 24, 32)[index % 4]
         how = None if index == 0 else vectors(policy, length - 4 * (index == 2), seed=index)
         rollouts = (8, 6, 8, 5)[index % 4]
-        made.append(request(policy, prompt, rollouts=rollouts, length=length, seed=index, step=index, how=how, **options))
+        made.append(
+            request(policy, prompt, rollouts=rollouts, length=length, seed=index, step=index, how=how, **options)
+        )
     return made
 
 

@@ -226,7 +226,7 @@ def test_value_network_of_re_control(vllm, tiny, plain):
 
 def test_stop_texts(vllm, tiny, plain):
     policy = vllm(tiny())
-    stop = tuple(f" {word} " for word in "abc") + ("w1",)
+    stop = (" a ", " b ", "w1")
     requests = [request(policy, prompt, rollouts=12, stop=stop) for prompt in PROMPTS[:2]]
     results, _ = decode(policy, requests)
     check_all(plain, requests, results)
@@ -235,7 +235,7 @@ def test_stop_texts(vllm, tiny, plain):
 
 
 def test_weights_in_half_precision_have_laws_in_fp32(vllm, tiny):
-    """Near a bf16 model the reference of transformers is itself off by a bf16 unit, so laws are made of vLLM's states."""
+    """What transformers says of a bf16 model is itself off by a bf16 unit, so laws are made of vLLM's own states."""
     folder = tiny("llama", torch.bfloat16)
     policy = vllm(folder)
     assert policy.head.weight.dtype == torch.bfloat16 and policy.precision == "bfloat16"

@@ -26,10 +26,11 @@ from misvo.engines.vllm_worker import Taken
 from misvo.errors import MisvoError, first_line, short
 from misvo.head import Head
 from misvo.interventions import Climb, Noise, Vectors
+from misvo.model import check_length
 from misvo.rollouts import Request, Rollouts
 
 DECODED = (Vectors, Noise, Climb)  # interventions at the head; what changes the body is not vLLM's to run
-LOST = "vLLM has died ({}): what it was decoding is lost, and loading the policy again or steering again starts it anew."
+LOST = "vLLM has died ({}): what it was decoding is lost, and steering again starts it anew."
 
 
 class VllmHost:
@@ -78,6 +79,7 @@ class VllmHost:
     def submit(self, request: Request) -> str:
         """Open a job in the worker and hand its rows to vLLM; gives its name."""
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
 
         with self._talking():
             name = f"job {next(self._names)}"
@@ -96,7 +98,7 @@ class VllmHost:
                         extra_args={"misvo": [name, rollout]},
                     )
                     self.vllm.add_request(_row(name, rollout), prompt, params)
-            except ValueError as error:
+            except (ValueError, VLLMClientError) as error:
                 self.cancel(name, rows)
                 raise MisvoError(f"vLLM does not take this request: {short(first_line(error), 300)}") from error
             return name
@@ -107,7 +109,7 @@ class VllmHost:
             if not self._left:
                 return
             for output in self.vllm.step():
-                name, _, rollout = output.request_id.rpartition(".")
+                name, _, _ = output.request_id.rpartition(".")
                 if output.finished and name in self._left:
                     self._left[name] -= 1
                     if self._left[name] == 0:
@@ -203,7 +205,7 @@ class _Flight:
 
 
 class VllmEngine(Engine):
-    """Decodes requests on a vLLM that was started; `max_rows` bounds what is begun at once, vLLM how much of it runs."""
+    """Decodes requests on a vLLM that was started; `max_rows` bounds what is begun, vLLM how much of it runs."""
 
     def __init__(self, host: VllmHost, max_rows: int):
         self.host, self.head, self.max_rows = host, host.head, max_rows
@@ -214,6 +216,7 @@ class VllmEngine(Engine):
         if request.intervention is not None and not isinstance(request.intervention, DECODED):
             kind = type(request.intervention).__name__
             raise MisvoError(f"{kind} changes the body of the model, which vLLM runs: take engine='torch'.")
+        check_length("vLLM", self.host.context_length, len(request.prompt), request.max_new_tokens)
         name = self.host.submit(request)
         self._submitted += 1
         self._flying[self._submitted] = _Flight(name, request)

@@ -34,7 +34,8 @@ def head_of(model: torch.nn.Module, compute_logits: Callable) -> Head:
     processor, layer, bias = used[0]
     if processor.soft_cap is not None:
         raise MisvoError(
-            f"this model soft-caps its logits (at {processor.soft_cap}), so its head is not linear and cannot be steered."
+            f"this model soft-caps its logits (at {processor.soft_cap}), so its head is not linear and cannot be "
+            "steered."
         )
     if hasattr(layer, "base_layer"):
         raise MisvoError("the head has a LoRA adapter, which steering does not know of: load the model without LoRA.")

@@ -1,6 +1,8 @@
-"""Starting vLLM for the engine: the versions that are known, the options that cannot be had, the environment it needs."""
+"""Starting vLLM: the versions that are known, the options that cannot be had, the environment that it needs."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from misvo.errors import MisvoError, first_line, short
@@ -22,6 +24,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
+OWN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # vLLM's own switch, where `own_process` is not given
 CPU_CACHE = 2**30  # bytes of keys and values
 ON_A_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # threads stay as the process has them
 
@@ -33,7 +36,7 @@ def check(options: dict) -> None:
             raise MisvoError(f"{name} cannot be had with steering: {why}. Leave it out.")
     for name in ONE:
         if options.get(name, 1) != 1:
-            raise MisvoError(f"{name}={options[name]} is not supported: take 1, and many workers by `misvo bench --ray`.")
+            raise MisvoError(f"{name}={options[name]} is not supported: take 1, and more workers by --ray.")
     blocks, size, longest = (options.get(name) for name in ("num_gpu_blocks_override", "block_size", "max_model_len"))
     if blocks and size and longest and blocks * size < longest:
         raise MisvoError(
@@ -57,7 +60,9 @@ def check_version() -> None:
 
 
 def start(options: dict) -> Any:
-    """vLLM's LLMEngine, with misvo's worker extension."""
+    """vLLM's LLMEngine, with misvo's worker extension, in a process of its own unless `own_process` is False."""
+    options = dict(options)
+    own_process = options.pop("own_process", os.environ.get(OWN_PROCESS, "1") != "0")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from vllm.engine.arg_utils import EngineArgs
@@ -78,6 +83,20 @@ def start(options: dict) -> Any:
     except TypeError as error:
         raise MisvoError(f"vLLM has no such option: {first_line(error)}.") from error
     try:
-        return LLMEngine.from_engine_args(arguments)
+        with _environment(OWN_PROCESS, str(int(own_process))):
+            return LLMEngine.from_engine_args(arguments, enable_multiprocessing=own_process)
     except Exception as error:  # a format, a device, memory: each has errors of its own
         raise MisvoError(f"vLLM could not load {options['model']!r}: {short(first_line(error), 400)}") from error
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

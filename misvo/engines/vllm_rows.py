@@ -7,6 +7,7 @@ where it asks for a token behind a row's end, as asynchronous scheduling does, i
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -141,9 +142,9 @@ class LawRows:
 
 
 def light(rollouts: Rollouts) -> Rollouts:
-    """The part of the records that is sent: on the CPU, without laws and states, which are as large as T×V and K×T×d."""
+    """The part of the records that is sent, on the CPU: without laws and states, which are of the size T×V and K×T×d."""
     bare = replace(rollouts, mean_probs=None, hidden=None)
     if rollouts.mean_probs is not None:
         bare.fisher_rows = None  # goes into Fisher products alone, which are made here
-    tensors = {name: value.cpu() for name, value in vars(bare).items() if isinstance(value, torch.Tensor)}
-    return replace(bare, **tensors)
+    sent: dict[str, Any] = {name: value.cpu() for name, value in vars(bare).items() if isinstance(value, torch.Tensor)}
+    return replace(bare, **sent)

@@ -1,8 +1,8 @@
 """Which rows of vLLM's batch are whose: read from its model runners, between their forward pass and their sampler.
 
-vLLM has two model runners. V1 is the one that this engine chooses; V2 is chosen by `VLLM_USE_V2_MODEL_RUNNER=1`. In both
-a row may be a chunk of a prefill, of which no token is wanted, and a row that was preempted comes back with its response
-as a part of what is read: only the length of the sequence says where it stands.
+vLLM has two model runners. V1 is the one that this engine chooses; V2 is chosen by `VLLM_USE_V2_MODEL_RUNNER=1`. In
+both a row may be a chunk of a prefill, of which no token is wanted, and a row that was preempted comes back with its
+response as a part of what is read: only the length of the sequence says where it stands.
 """
 
 from collections.abc import Callable
