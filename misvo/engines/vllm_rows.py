@@ -142,7 +142,7 @@ class LawRows:
 
 
 def light(rollouts: Rollouts) -> Rollouts:
-    """The part of the records that is sent, on the CPU: without laws and states, which are of the size T×V and K×T×d."""
+    """The part of the records that is sent, on the CPU: without laws and states, of the size T×V and K×T×d."""
     bare = replace(rollouts, mean_probs=None, hidden=None)
     if rollouts.mean_probs is not None:
         bare.fisher_rows = None  # goes into Fisher products alone, which are made here
