@@ -1,4 +1,4 @@
-"""Key-value caches of transformers as batches of rows: replicate, join, select, trim.
+"""Key-value caches of transformers as batches of rows: replicate, join, select, trim, take.
 
 A prompt is always read alone and its cache is padded afterwards, so what it holds cannot depend on its batch mates.
 Works on full and sliding attention and on convolution or recurrent states (LFM2 and other hybrids); `reorder_cache` is
@@ -8,6 +8,9 @@ Rows of different lengths share a batch in one of two ways. Where all attention 
 (`aligns`), rows begin at one column (`misvo.row_layer`), and `columns` says where each of them stands. Elsewhere they
 end at one column, padded on the left, and the model makes its masks. A cache of nothing but full attention also need
 not close ranks when rows leave: the last rows take the empty places, and `slots` says where each row of the batch is.
+
+What rows are copied from, a source, is a plain cache of transformers in which all rows have read as many tokens: that
+of a prompt, of one row, or rows that were taken out of a batch, which any number of rows may go on from.
 """
 
 import copy
@@ -46,13 +49,13 @@ def aligns(cache: Cache, attention: str | None) -> bool:
     return all(layer.device.type == "cpu" for layer in cache.layers if type(layer) is DynamicLayer)
 
 
-def replicate(cache: Cache, rows: int, room: int = 0, aligned: bool = False) -> Cache:
-    """A new cache with `rows` copies of the single row of `cache`, which stays as it is, and room for more tokens."""
-    fresh = copy.copy(cache)
+def replicate(source: Cache, rows: torch.Tensor, room: int = 0, aligned: bool = False) -> Cache:
+    """A new cache with copies of the given rows of `source`, which stays as it is, and room for more tokens."""
+    fresh = copy.copy(source)
     fresh.columns = Columns() if aligned else None
-    fresh.layers = [_replicated(layer, rows, room, fresh.columns) for layer in cache.layers]
+    fresh.layers = [_replicated(layer, rows, room, fresh.columns) for layer in source.layers]
     plain = all(isinstance(layer, RowLayer | PaddedLayer) for layer in fresh.layers)
-    fresh.slots = torch.arange(rows) if plain else None
+    fresh.slots = torch.arange(len(rows)) if plain else None
     return fresh
 
 
@@ -60,24 +63,24 @@ def _replicated(layer, rows, room, columns):
     if type(layer) is DynamicLayer:
         return PaddedLayer(layer, rows, room) if columns is None else RowLayer(layer, rows, room, columns)
     layer = copy.deepcopy(layer)
-    layer.reorder_cache(torch.zeros(rows, dtype=torch.long))
+    layer.reorder_cache(rows)
     return layer
 
 
-def join(cache: Cache, single: Cache, rows: int, room: int = 0) -> None:
-    """Add `rows` copies of the single row of `single` to a batch, in place."""
+def join(cache: Cache, source: Cache, rows: torch.Tensor, room: int = 0) -> None:
+    """Add copies of the given rows of `source` to a batch, in place."""
     if cache.slots is not None:
-        cache.slots = torch.cat([cache.slots, len(cache.slots) + torch.arange(rows)])
+        cache.slots = torch.cat([cache.slots, len(cache.slots) + torch.arange(len(rows))])
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, RowLayer | PaddedLayer):
-            layer.join(single.layers[index], rows, room)
+            layer.join(source.layers[index], rows, room)
             continue
         if type(layer) not in MERGEABLE:
             raise MisvoError(
                 f"this model's cache layer {type(layer).__name__} cannot hold several prompts at once: "
                 "steer one prompt at a time with rollouts no larger than max_rows."
             )
-        layers = [layer, _replicated(single.layers[index], rows, room, None)]
+        layers = [layer, _replicated(source.layers[index], rows, room, None)]
         if isinstance(layer, DynamicLayer):
             _merge_attention(layers)
         if isinstance(layer, LinearAttentionLayer):
@@ -97,6 +100,32 @@ def select(cache: Cache, keep: torch.Tensor) -> None:
     for layer in cache.layers:
         layer.move(slots[movers], holes, count)
     cache.slots = slots.masked_scatter(movers, holes)
+
+
+def take(cache: Cache, rows: torch.Tensor, depth: int) -> Cache:
+    """A source of the given rows of a batch, which have read `depth` tokens each; the batch stays as it is."""
+    if cache.slots is not None:
+        rows = cache.slots[rows]
+    source = copy.copy(cache)
+    source.columns = source.slots = None
+    source.layers = [_taken(layer, rows, depth) for layer in cache.layers]
+    return source
+
+
+def _taken(layer, rows, depth):
+    if isinstance(layer, RowLayer | PaddedLayer):
+        return layer.take(rows, depth)
+    layer = copy.deepcopy(layer)
+    layer.reorder_cache(rows)
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        stored = min(depth, layer.sliding_window - 1)
+        layer.cumulative_length = depth
+    else:
+        stored = depth
+    if isinstance(layer, DynamicLayer):  # without the padding that longer mates made
+        start = layer.keys.shape[-2] - stored
+        layer.keys, layer.values = layer.keys[..., start:, :], layer.values[..., start:, :]
+    return layer
 
 
 def trim(cache: Cache, columns: int) -> None:

@@ -43,6 +43,16 @@ def prefix_rewards(responses: list[list[int]], rewards: list, length: int, ask) 
     return table
 
 
+def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
+    """R_i − R̄_i, each reward against the mean of the others, (K,) -> (K,); zero for what could not be scored."""
+    scored = ~rewards.isnan()
+    count = int(scored.sum())
+    if count < 2:
+        return torch.zeros_like(rewards)
+    centred = torch.where(scored, rewards - rewards[scored].mean(), 0.0)
+    return centred * count / (count - 1)  # R_i − (S − R_i)/(n − 1) = n/(n − 1) · (R_i − S/n)
+
+
 @dataclass
 class Critic:
     """Regressions of the final reward on the scores of prefixes, one for each cut, over the steps so far."""

@@ -55,6 +55,7 @@ class Noise:
     sigma2: float
     window: int
     _generators: dict[int, np.random.Generator] = field(default_factory=dict, repr=False)
+    _at: dict[int, int] = field(default_factory=dict, repr=False)  # the position that each generator stands at
     _kept: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def at(self, rows, position, hidden):
@@ -65,14 +66,19 @@ class Noise:
             self._kept |= {row: self.of(row, self.tie.size) for row in rollouts if row not in self._kept}
             noise = torch.stack([self._kept[row] for row in rollouts])
             return torch.einsum("r,krd->kd", self.tie.basis[position].to(noise), self.centre + noise)
-        if position == 0:  # where a row begins, or begins again
-            self._generators |= {row: self._generator(row) for row in rollouts}
-        # A row asks for its positions in order, so its generator stands where this position begins.
-        return self.centre[position] + torch.cat([self._draw(self._generators[row], 1) for row in rollouts])
+        return self.centre[position] + torch.cat([self._next(row, position) for row in rollouts])
 
     def of(self, rollout: int, count: int) -> torch.Tensor:
         """The first so many of the vectors of ε of one rollout, (count, d)."""
         return self._draw(self._generator(rollout), count)
+
+    def _next(self, rollout, position):
+        """ε of one rollout at a position, (1, d). Positions are asked for in order, but where a row begins."""
+        if self._at.get(rollout) != position:  # at the prompt's end, behind a beginning, or once more
+            self._generators[rollout] = self._generator(rollout)
+            self._draw(self._generators[rollout], position)
+        self._at[rollout] = position + 1
+        return self._draw(self._generators[rollout], 1)
 
     def _generator(self, rollout):
         return RandomStream(self.seed, self.prompt).generator(self.step, rollout)
@@ -82,7 +88,7 @@ class Noise:
         return torch.from_numpy(drawn).to(self.centre).mul_(math.sqrt(self.sigma2))
 
     def __getstate__(self):
-        return {**self.__dict__, "_generators": {}, "_kept": {}}  # every row begins at its beginning
+        return {**self.__dict__, "_generators": {}, "_at": {}, "_kept": {}}  # every row begins at its beginning
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from misvo.errors import MisvoError
 from misvo.head import Head, Shift, centred, softmax, token_kl
 from misvo.interventions import Vectors
 from misvo.projection import Projection
+from misvo.race import Entries
 from misvo.rollouts import Request, Rollouts
 from misvo.sampling import RandomStream, Sampler
 
@@ -25,6 +26,7 @@ class Job:
     request: Request
     rollouts: Rollouts
     keys: torch.Tensor  # (K, T)
+    numbers: torch.Tensor  # (K,) of its rollouts
     shift: Shift | None
     unfinished: int  # rows that have not ended
 
@@ -52,6 +54,7 @@ class _Laws:
     ref_partition: torch.Tensor
     kl: torch.Tensor
     ref_tokens: torch.Tensor | None  # what the reference law draws from the same races, (B,), where it is another law
+    ref_kept: torch.Tensor | Entries | None = None  # what is left of the reference law, where that is not all of it
 
 
 class LawStep:
@@ -79,17 +82,22 @@ class LawStep:
             mean_probs=zeros(laws, head.vocab_size, dtype=keep.law_dtype or head.dtype) if keep.fisher else None,
             hidden=zeros(*state, dtype=head.weight.dtype) if keep.hidden else None,
             squares=None if request.intervention is shared else zeros(rows, length),  # both may be None
+            log_ratios=zeros(rows, length) if keep.ratios else None,
         )
+        for row, beginning in enumerate(request.beginnings):
+            rollouts.tokens[row, : len(beginning)] = torch.tensor(beginning, dtype=torch.long)
+            rollouts.lengths[row] = len(beginning)
         if keep.fisher:  # where the score and the Fisher matrix speak of the same law, one buffer serves both
             same = keep.scores and request.sampler.samples_whole_law and keep.fisher == "steered"
             rollouts.fisher_rows = rollouts.score_rows if same else zeros(*state)
         keys = RandomStream(request.seed, request.prompt).keys(request.step, request.rollouts, length).to(head.device)
         shift = None if shared is None else Shift(head, shared.free, shared.tie)
-        return Job(request, rollouts, keys, shift, unfinished=rows)
+        return Job(request, rollouts, keys, torch.tensor(list(request.rollouts)), shift, unfinished=rows)
 
     def begin_again(self, job: Job) -> None:
         """Forget what a job has gathered; all else is written over as its rows are decoded once more."""
         job.unfinished = len(job.request.rollouts)
+        job.rollouts.drawn = 0
         if job.rollouts.ended is not None:
             job.rollouts.ended.zero_()
         if isinstance(job.rollouts.mean_probs, torch.Tensor):
@@ -147,6 +155,10 @@ class LawStep:
             }
             if law.ref_tokens is not None:
                 record["changed"] = tokens[block] != law.ref_tokens
+                record["log_ratios"] = record["ref_logprobs"] - record["logprobs"]
+                if kept is not None and law.ref_kept is not None and group.job.rollouts.log_ratios is not None:
+                    before, after = _mass(law.ref_kept, tokens[block]), _mass(kept, tokens)[block]
+                    record["log_ratios"] = before.log() - after.log()
             if rows is not None:
                 record["score_rows"] = rows[block]
             targets = self._record(group, record, probs[block], whole=kept is None)
@@ -162,9 +174,10 @@ class LawStep:
         shift = self._shift(group, sampler, hidden)
         if shift is None:
             return _Laws(None, ref_partition, ref_partition, torch.zeros_like(ref_partition), None)
-        ref_tokens, _ = sampler.draw(probs, keys)
+        ref_tokens, ref_kept = sampler.draw(probs, keys)
         _, partition = softmax(logits.add_(shift), out=probs)
-        return _Laws(shift, partition, ref_partition, token_kl(ref_partition, partition, probs, shift), ref_tokens)
+        kl = token_kl(ref_partition, partition, probs, shift)
+        return _Laws(shift, partition, ref_partition, kl, ref_tokens, ref_kept)
 
     def _shift(self, group, sampler, hidden):
         """Wu/τ of a group, (V,) when its rows share it, (B, V) when they do not, None for the reference policy."""
@@ -174,7 +187,7 @@ class LawStep:
         if job.shift is not None:
             shift = job.shift[position] if position < len(job.shift) else None
         else:
-            vectors = job.request.intervention.at(group.rows, position, hidden)
+            vectors = job.request.intervention.at(job.numbers[group.rows], position, hidden)
             if vectors is not None:
                 vectors = vectors.to(self.head.dtype)
                 job.rollouts.squares[group.rows, position] = vectors.square().sum(-1)
@@ -185,6 +198,7 @@ class LawStep:
         """Write a group's part of the record; gives the buffers whose rows Wᵀp of its law will fill."""
         keep, out, place = group.job.request.keep, group.job.rollouts, (group.rows, group.position)
         out.lengths[group.rows] = group.position + 1
+        out.drawn += len(group.rows)
         for name, value in record.items():
             buffer = getattr(out, name)
             if buffer is not None:
@@ -218,3 +232,8 @@ def _blocks(groups) -> list[slice]:
 def _at(shift, tokens):
     """How far a shift moved the logits of the chosen tokens, (B,), or 0."""
     return 0.0 if shift is None else shift.expand(len(tokens), -1).gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def _mass(law: torch.Tensor | Entries, tokens: torch.Tensor) -> torch.Tensor:
+    """What a law gives the chosen tokens, (B,)."""
+    return law.at(tokens) if isinstance(law, Entries) else law.gather(-1, tokens[:, None]).squeeze(-1)

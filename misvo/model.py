@@ -4,11 +4,13 @@ Any causal LM of transformers serves as it is: no hook, flag, seed or thread set
 forward pass checks that `head(body(x))` is what the model itself says.
 """
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from misvo import cache as kv
 from misvo import footprint
@@ -29,15 +31,11 @@ LOGIT_SCALES = {
 
 @dataclass(frozen=True)
 class Prefix:
-    """A prompt that has been read once: its tokens, its single-row cache, the state its first token is drawn from."""
+    """What has been read: a prompt, or rows that were taken out of a batch; as many tokens in each row."""
 
-    tokens: tuple[int, ...]
-    cache: DynamicCache
-    hidden: torch.Tensor  # (1, d)
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
+    length: int  # tokens of a row
+    cache: Cache
+    hidden: torch.Tensor  # (rows, d), the states that the next tokens are drawn from
 
 
 class Model:
@@ -96,7 +94,17 @@ class Model:
         cache = DynamicCache(config=self.model.config)
         ids = torch.tensor([list(tokens)], device=self.device)
         output = self.body(input_ids=ids, past_key_values=cache, use_cache=True)
-        return Prefix(tuple(tokens), output.past_key_values, output.last_hidden_state[:, -1].to(self.head.device))
+        return Prefix(len(tokens), output.past_key_values, output.last_hidden_state[:, -1].to(self.head.device))
+
+    @torch.no_grad()
+    def extend(self, prompt, prefix: Prefix, tokens) -> Prefix:
+        """Read a prompt's beginning of a response, behind what was read of it already where the cache allows it."""
+        if any(isinstance(layer, LinearAttentionLayer) for layer in prefix.cache.layers):
+            return self.prefill([*prompt, *tokens], 0)  # its states take one token at a time, or all from the first
+        ids = torch.tensor([list(tokens)], device=self.device)
+        output = self.body(input_ids=ids, past_key_values=copy.deepcopy(prefix.cache), use_cache=True)
+        hidden = output.last_hidden_state[:, -1].to(self.head.device)
+        return Prefix(prefix.length + len(tokens), output.past_key_values, hidden)
 
     def body_step(self, tokens, cache, depths: torch.Tensor) -> torch.Tensor:
         """One more token for every row, (B,) -> (B, d); `depths` (B,) says how many tokens each row has read."""
@@ -118,8 +126,8 @@ class Model:
         hidden = output.last_hidden_state[:, -1].to(self.head.device)
         return hidden if cache.slots is None else hidden[cache.slots.to(hidden.device)]
 
-    def replicate(self, prefix: Prefix, rows: int, room: int):
-        """A cache of `rows` copies of a prompt that has been read, with room for so many tokens more."""
+    def replicate(self, prefix: Prefix, rows: torch.Tensor, room: int):
+        """A cache of copies of rows that have been read, with room for so many tokens more."""
         return kv.replicate(prefix.cache, rows, room, self.aligned_head(prefix) is not None)
 
     def aligned_head(self, prefix: Prefix) -> int | None:

@@ -56,6 +56,10 @@ class SettingsOptions(TypedDict, total=False):
     greedy: bool
     mask_after_eos: bool
     window: int | None
+    block: int
+    branches: int
+    proposal: str
+    potential: str
     value: str | None
     value_steps: int | None
     value_iterations: int

@@ -8,19 +8,21 @@ better.
 import torch
 from transformers.cache_utils import DynamicLayer
 
+from misvo.row_layer import plain_layer
+
 
 class PaddedLayer(DynamicLayer):
     """Keys and values (rows, heads, columns, width); the live ones are rows [0, count) and columns [start, end)."""
 
-    def __init__(self, single: DynamicLayer, rows: int, room: int):
+    def __init__(self, source: DynamicLayer, rows: torch.Tensor, room: int):
         super().__init__()
-        self.dtype, self.device, self.is_initialized = single.dtype, single.device, True
-        self.count, self.start, self.end = rows, 0, single.keys.shape[-2]
+        self.dtype, self.device, self.is_initialized = source.dtype, source.device, True
+        self.count, self.start, self.end = len(rows), 0, source.keys.shape[-2]
         self.buffers = []
-        for states in (single.keys, single.values):
+        for states in (source.keys, source.values):
             _, heads, length, width = states.shape
-            buffer = states.new_empty(rows, heads, length + room, width)
-            buffer[:, :, :length] = states
+            buffer = states.new_empty(len(rows), heads, length + room, width)
+            buffer[:, :, :length] = _rows(states, rows)
             self.buffers.append(buffer)
         self._look()
 
@@ -33,18 +35,23 @@ class PaddedLayer(DynamicLayer):
         self._look()
         return self.keys, self.values
 
-    def join(self, single: DynamicLayer, rows: int, room: int) -> None:
-        """Add `rows` copies of a single row, aligned at the right end."""
-        length, width = single.keys.shape[-2], self.end - self.start
+    def join(self, source: DynamicLayer, rows: torch.Tensor, room: int) -> None:
+        """Add copies of the given rows of a source, aligned at the right end."""
+        length, width, added = source.keys.shape[-2], self.end - self.start, len(rows)
         deeper = max(0, length - width)
-        self._reserve(self.count + rows, left=deeper, right=1, room=room)
-        old, new = slice(0, self.count), slice(self.count, self.count + rows)
-        for buffer, states in zip(self.buffers, (single.keys, single.values), strict=True):
+        self._reserve(self.count + added, left=deeper, right=1, room=room)
+        old, new = slice(0, self.count), slice(self.count, self.count + added)
+        for buffer, states in zip(self.buffers, (source.keys, source.values), strict=True):
             buffer[old, :, self.start - deeper : self.start] = 0  # padding must be finite, even where nobody looks
             buffer[new, :, self.start : self.end - length] = 0
-            buffer[new, :, self.end - length : self.end] = states
-        self.count, self.start = self.count + rows, self.start - deeper
+            buffer[new, :, self.end - length : self.end] = _rows(states, rows)
+        self.count, self.start = self.count + added, self.start - deeper
         self._look()
+
+    def take(self, rows: torch.Tensor, depth: int) -> DynamicLayer:
+        """A source of these rows, without their padding."""
+        live = slice(self.end - depth, self.end)
+        return plain_layer(self, *(buffer[rows.to(buffer.device), :, live] for buffer in self.buffers))
 
     def reorder_cache(self, beam_idx) -> None:
         """Keep the given rows, in their new order."""
@@ -90,3 +97,7 @@ class PaddedLayer(DynamicLayer):
             buffer[: self.count, :, left : left + width] = live
         self.start, self.end = left, left + width
         self._look()
+
+
+def _rows(states, rows):
+    return states if len(states) == 1 else states[rows.to(states.device)]

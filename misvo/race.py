@@ -59,6 +59,11 @@ class Entries:
     def dense(self) -> torch.Tensor:
         return self.mass.new_zeros(self.shape).index_put_((self.rows, self.tokens), self.mass)
 
+    def at(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The mass of one token of each row, (B,); 0 where it has no entry."""
+        named = self.tokens == tokens[self.rows]
+        return self.mass.new_zeros(self.shape[0]).index_add_(0, self.rows[named], self.mass[named])
+
     def row_sums(self) -> torch.Tensor:
         """(B,) in fp64."""
         return torch.zeros(self.shape[0], dtype=torch.float64).index_add_(0, self.rows, self.mass.double())

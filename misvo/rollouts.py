@@ -1,6 +1,7 @@
 """What decoding is asked for and what it gives: plain data, the same for every engine and across processes."""
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 import torch
@@ -21,21 +22,31 @@ class Keep:
     pool: torch.Tensor | None = None  # (T, P) weights with which positions share mean laws; None: one law each
     law_dtype: torch.dtype | None = None  # in which mean laws are kept where each position has its own; None: fp32
     hidden: bool = False  # the hidden states themselves: what budgets, KL_ref and value networks need
+    ratios: bool = False  # the log-ratio of the laws sampled from: what corrects a steered proposal
 
 
 @dataclass(frozen=True)
 class Request:
-    """K rollouts of one prompt under one intervention; random numbers are those of (seed, prompt, step, rollout)."""
+    """K rollouts of one prompt under one intervention; random numbers are those of (seed, prompt, step, rollout).
+
+    A rollout may have a beginning: tokens behind the prompt that it goes on from. It then draws what it would have
+    drawn had it come to these tokens by itself, and nothing is recorded of them.
+    """
 
     prompt: tuple[int, ...]  # token ids
     seed: int
     step: int
-    rollouts: range
-    max_new_tokens: int
+    rollouts: Sequence[int]  # by their numbers
+    max_new_tokens: int  # with the tokens of a beginning
     sampler: Sampler = field(default_factory=Sampler)
     intervention: Intervention | None = None  # None: the reference policy
     keep: Keep = field(default_factory=Keep)
     stop: tuple[str, ...] = ()  # texts that end a response, where they stand in it
+    beginnings: tuple[tuple[int, ...], ...] = ()  # of each rollout; none: all of them begin behind the prompt
+    resumable: bool = False  # rows that are cut off will be continued: an engine does well to keep what it read
+
+    def beginning(self, row: int) -> tuple[int, ...]:
+        return self.beginnings[row] if self.beginnings else ()
 
 
 @dataclass
@@ -54,11 +65,13 @@ class Rollouts:
     mean_probs: torch.Tensor | Far | None = None  # p̄ (T, V), or pooled over positions (P, V); far with fisher_rows
     hidden: torch.Tensor | Far | None = None  # (K, T, d), in the model's precision
     squares: torch.Tensor | None = None  # (K, T) ‖u‖² where each row has a vector of its own
+    log_ratios: torch.Tensor | None = None  # (K, T) log of reference to steered law as sampled from: −∞ is possible
+    drawn: int = 0  # tokens that were sampled: beginnings are not, and what was dropped on the way is
     seconds: float = 0.0  # this request's share of the time that decoding took
     prefill_seconds: float = 0.0  # what reading its prompt took, where this was the first to ask for it
 
     def __repr__(self) -> str:
-        kept = [field.name for field in fields(self) if isinstance(getattr(self, field.name), torch.Tensor)]
+        kept = [one.name for one in fields(self) if isinstance(getattr(self, one.name), torch.Tensor)]
         return f"Rollouts({', '.join(f'{name} {_shape(getattr(self, name))}' for name in kept)})"
 
     @property
@@ -72,6 +85,49 @@ class Rollouts:
             return self.hidden.run(_states, rows, positions)
         assert self.hidden is not None
         return self.hidden[rows, positions]
+
+    def states_of(self, rows: list[int]) -> list[torch.Tensor]:
+        """The hidden states of each of these rows, (length, d)."""
+        lengths = [self.lengths[row].item() for row in rows]
+        if not rows:
+            return []
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        return list(self.states(torch.tensor(rows).repeat_interleave(torch.tensor(lengths)), positions).split(lengths))
+
+    def chosen(self, rows: torch.Tensor) -> "Rollouts":
+        """Some of these rows, in this order."""
+        return self._changed(lambda tensor: tensor[rows.to(tensor.device)])
+
+    def widened(self, width: int) -> "Rollouts":
+        """The same with room for so many positions."""
+
+        def pad(tensor):
+            if tensor.dim() == 1:
+                return tensor
+            return torch.cat([tensor, tensor.new_zeros(len(tensor), width - tensor.shape[1], *tensor.shape[2:])], 1)
+
+        return self._changed(pad)
+
+    def continued(self, block: "Rollouts", going_on: torch.Tensor, start: int) -> "Rollouts":
+        """With what was decoded from position `start` on: rows `going_on` (n,) of these are the n rows of `block`."""
+        end, rows = block.tokens.shape[1], self._changed(torch.clone)
+        for name, new in block._tensors().items():
+            whole = getattr(rows, name)
+            if whole.dim() == 1:
+                whole[going_on.to(whole.device)] = new
+            else:
+                whole[going_on.to(whole.device), start:end] = new[:, start:]
+        added = {name: getattr(rows, name) + getattr(block, name) for name in ("drawn", "seconds", "prefill_seconds")}
+        return replace(rows, **added)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """What has a row for each rollout; laws that rows share have not."""
+        kept = ((one.name, getattr(self, one.name)) for one in fields(self) if one.name != "mean_probs")
+        return {name: value for name, value in kept if isinstance(value, torch.Tensor)}
+
+    def _changed(self, change) -> "Rollouts":
+        changed = {name: change(value) for name, value in self._tensors().items()}
+        return replace(self, **{**changed, "mean_probs": None})
 
     def responses(self) -> list[list[int]]:
         """The token ids of each row, up to and with EOS."""

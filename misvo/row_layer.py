@@ -47,12 +47,12 @@ class Columns:
 class RowLayer(DynamicLayer):
     """Keys and values (rows, heads, columns, width); the live rows are [0, count)."""
 
-    def __init__(self, single: DynamicLayer, rows: int, room: int, columns: Columns):
+    def __init__(self, source: DynamicLayer, rows: torch.Tensor, room: int, columns: Columns):
         super().__init__()
-        self.dtype, self.device, self.is_initialized = single.dtype, single.device, True
+        self.dtype, self.device, self.is_initialized = source.dtype, source.device, True
         self.columns, self.count = columns, 0
-        self.buffers = [states.new_zeros(0, *states.shape[1:]) for states in (single.keys, single.values)]
-        self.join(single, rows, room)
+        self.buffers = [states.new_zeros(0, *states.shape[1:]) for states in (source.keys, source.values)]
+        self.join(source, rows, room)
 
     def update(self, key_states, value_states, *args, **kwargs):
         place = self.columns
@@ -65,14 +65,18 @@ class RowLayer(DynamicLayer):
         self._look(width)
         return MaskedKeys.of(self.keys, place.mask(width)), self.values
 
-    def join(self, single: DynamicLayer, rows: int, room: int) -> None:
-        """Add `rows` copies of a single row, with room for so many tokens behind it."""
-        length, head_size = single.keys.shape[-2:]
-        self._reserve(self.count + rows, visible_width(length + room, head_size))
-        for buffer, states in zip(self.buffers, (single.keys, single.values), strict=True):
-            buffer[self.count : self.count + rows, :, :length] = states
-        self.count += rows
-        self._look(max(length, self.keys.shape[-2] if self.count > rows else 0))
+    def join(self, source: DynamicLayer, rows: torch.Tensor, room: int) -> None:
+        """Add copies of the given rows of a source, with room for so many tokens behind them."""
+        (length, head_size), added = source.keys.shape[-2:], len(rows)
+        self._reserve(self.count + added, visible_width(length + room, head_size))
+        for buffer, states in zip(self.buffers, (source.keys, source.values), strict=True):
+            buffer[self.count : self.count + added, :, :length] = states if len(states) == 1 else states[rows]
+        self.count += added
+        self._look(max(length, self.keys.shape[-2] if self.count > added else 0))
+
+    def take(self, rows: torch.Tensor, depth: int) -> DynamicLayer:
+        """A source of these rows."""
+        return plain_layer(self, *(buffer[rows, :, :depth] for buffer in self.buffers))
 
     def reorder_cache(self, beam_idx) -> None:
         """Keep the given rows, in their new order."""
@@ -99,6 +103,14 @@ class RowLayer(DynamicLayer):
         for index, buffer in enumerate(self.buffers):
             self.buffers[index] = buffer.new_zeros(max(rows, held), heads, max(columns, width), buffer.shape[-1])
             self.buffers[index][: self.count, :, :width] = buffer[: self.count]
+
+
+def plain_layer(like: DynamicLayer, keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
+    """A layer of transformers' own with these keys and values."""
+    layer = DynamicLayer()
+    layer.dtype, layer.device, layer.is_initialized = like.dtype, like.device, True
+    layer.keys, layer.values = keys, values
+    return layer
 
 
 class MaskedKeys(torch.Tensor):

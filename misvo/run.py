@@ -1,6 +1,7 @@
 """One prompt on its way: what it wants decoded, what it learns of scores, when it is done. No model, no threads.
 
 for request in run.ask(): ...                                # decode them, in any order, on any engine
+rollouts = run.gather(request, rollouts)                     # with what its rows said before, where a step has pauses
 row = run.tell(request, rollouts, responses, answer)         # the new trace row; then ask again
 run.result                                                   # at any time; whole once run.finished
 """
@@ -8,7 +9,7 @@ run.result                                                   # at any time; whol
 import itertools
 import time
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -16,11 +17,12 @@ from misvo import meter
 from misvo.errors import RewardError
 from misvo.head import Head
 from misvo.methods import METHODS
-from misvo.methods.base import Context, Method, Scores, Update
+from misvo.methods.base import Context, Method, PausingMethod, Proposal, Scores, Update
 from misvo.numbers import as_numbers
 from misvo.prompts import Prompt
 from misvo.result import Candidate, Result
-from misvo.rollouts import Keep, Request, Rollouts
+from misvo.rollouts import Request, Rollouts
+from misvo.rounds import Round
 from misvo.sampling import sampler_of
 from misvo.scoring import Answer
 from misvo.settings import Settings
@@ -59,16 +61,20 @@ class Run:
         head: Head,
         settings: Settings,
         words: Words,
+        scores_prefixes: bool = False,  # whether the reward has a word on beginnings of responses
     ):
         self.tokens, self.head, self.settings, self.words = tokens, head, settings, words
-        self.sampler = sampler_of(settings, words.ends)
-        self._method: Method | None = METHODS[settings.method](Context(head, tokens, self.sampler, settings))
+        self.sampler, self.scores_prefixes = sampler_of(settings, words.ends), scores_prefixes
+        context = Context(head, tokens, self.sampler, settings, scores_prefixes)
+        self._method: Method | None = METHODS[settings.method](context)
         # Where a step may be the last one, the next is not begun before it is scored, whatever the method allows.
         self.sequential = self.method.sequential or settings.may_stop
         self.result = Result(prompt, settings, prompt_ids=list(tokens))
         self.finished = False
         self._steps_left = range(settings.steps)
         self._asked: set[int] = set()  # steps that are being decoded or scored
+        self._rounds: dict[int, Round] = {}  # those among them that are not the meter's
+        self._blocks: list[Request] = []  # of steps that go on behind a pause
         self._reference: Rollouts | None = None  # rollouts of the reference policy, kept for KL_ref
         self._measures = settings.kl_ref and not self.method.starts_at_reference  # wants rollouts for nothing else
         self._failure_told = False  # that a reward failed on some responses is noted once
@@ -97,11 +103,19 @@ class Run:
             self._measures = False
             steps.append(self.extra)
         self._asked.update(steps)
-        return [self._request(step) for step in steps]
+        blocks, self._blocks = self._blocks, []
+        return blocks + [self._begin(step) for step in steps]
 
     def outline(self) -> Request:
         """A request of the size of a step, to ask an engine for room."""
         return Request(self.tokens, 0, 0, range(self.settings.rollouts), self.settings.max_new_tokens, self.sampler)
+
+    def gather(self, request: Request, rollouts: Rollouts | None) -> Rollouts:
+        """All rows of a step from their first token on, now that a request was decoded; None: it had no rows."""
+        if request.step == self.extra:
+            assert rollouts is not None
+            return rollouts
+        return self._rounds[request.step].gather(rollouts)
 
     def responses(self, rollouts: Rollouts) -> Responses:
         """What rollouts say."""
@@ -110,11 +124,25 @@ class Run:
         return Responses(tokens, texts)
 
     def is_scored(self, request: Request) -> bool:
-        """Whether responses to a request have to be scored before they are told."""
-        return request.step != self.extra
+        """Whether what was gathered has to be scored before it is told."""
+        if request.step == self.extra:
+            return False
+        return self._rounds[request.step].over or self._rounds[request.step].scores_pauses
+
+    def prefixes_up_to(self, request: Request) -> int | None:
+        """Where beginnings of whole responses are to be scored too: the longest response that there may be."""
+        wants = self.method.wants_prefixes
+        if not self._rounds[request.step].over or not (
+            wants == "always" or (wants == "cheap" and self.scores_prefixes)
+        ):
+            return None
+        return self.settings.max_new_tokens
 
     def tell(self, request: Request, rollouts: Rollouts, responses: Responses, answer: Answer | None) -> dict | None:
-        """Learn from a step; gives its trace row, or None for rollouts that only the meter wants."""
+        """Learn from what was gathered; gives a step's trace row, or None at a pause and for what the meter wants."""
+        if request.step != self.extra and not self._rounds[request.step].over:
+            self._pause(self._rounds[request.step], rollouts, answer)
+            return None
         self._asked.discard(request.step)
         self.result.prefill_seconds += rollouts.prefill_seconds
         if answer is None:
@@ -149,12 +177,28 @@ class Run:
             metadata = {"model": self.words.name, "prompt": result.prompt, "settings": self.settings.to_dict()}
             result.steering = Steering(u.float().cpu().contiguous(), self.head.fingerprint, self.settings.tie, metadata)
 
-    def _request(self, step) -> Request:
+    def _begin(self, step) -> Request:
+        """The first request of a step."""
+        if step == self.extra:
+            return self._request(step, Proposal())
+        proposal = self.method.propose(step)
+        request = self._request(step, proposal)
+        self._rounds[step] = Round(request, proposal.pauses, proposal.scores_pauses)
+        return self._rounds[step].ask()
+
+    def _pause(self, under_way: Round, rollouts, answer: Answer | None) -> None:
+        """Let the method say which rows go on, and how."""
+        started, step = time.perf_counter(), under_way.request.step
+        scores = None if answer is None else Scores(as_numbers(answer.rewards))
+        under_way.go_on(cast(PausingMethod, self.method).regroup(step, rollouts, scores))
+        under_way.seconds["reward"] += 0.0 if answer is None else answer.seconds
+        under_way.seconds["update"] += time.perf_counter() - started
+        self._blocks.append(under_way.ask())
+
+    def _request(self, step, proposal: Proposal) -> Request:
+        """The whole of a step."""
         settings, method = self.settings, self.method
-        intervention, keep = None, Keep()
-        if step != self.extra:
-            proposal = method.propose(step)
-            intervention, keep = proposal.intervention, proposal.keep
+        intervention, keep = proposal.intervention, proposal.keep
         measured = 0 if method.starts_at_reference else self.extra
         if settings.kl_ref and step == measured and method.steers:
             keep = replace(keep, hidden=True)  # the method may want them too
@@ -193,11 +237,16 @@ class Run:
             )
         norm = 0.0 if method.vectors is None else method.vectors.norm().item()
         update = method.update(step, rollouts, Scores(as_numbers(rewards), answer.prefixes))
-        stop = update.stop or self._enough(step)
+        stop = update.stop or self._enough(step, rollouts.drawn)
         if stop is not None:
             self._steps_left = range(0)
         kl = (rollouts.kl.sum(0) / count).tolist()
-        seconds = {"decode": rollouts.seconds, "reward": answer.seconds, "update": time.perf_counter() - started}
+        paused = self._rounds.pop(step).seconds
+        seconds = {
+            "decode": rollouts.seconds,
+            "reward": answer.seconds + paused["reward"],
+            "update": time.perf_counter() - started + paused["update"],
+        }
         row = {
             "step": step,
             "mean": sum(known) / len(known),
@@ -208,7 +257,7 @@ class Run:
             "norm": norm,
             "kl": sum(kl),
             "kl_per_position": kl,
-            "tokens": int(rollouts.lengths.sum()),
+            "tokens": rollouts.drawn,
             "seconds": seconds,
             **update.columns,
         }
@@ -232,8 +281,8 @@ class Run:
             return f"all rewards are equal ({known[0]:.3g}): no response is better than another, so nothing is learned"
         return update.note
 
-    def _enough(self, step) -> str | None:
-        """Why the run may stop before its last step, if it may."""
+    def _enough(self, step, drawn) -> str | None:
+        """Why the run may stop before its last step, if it may; `drawn` tokens were sampled in this one."""
         settings, result = self.settings, self.result
         if not self._steps_left:
             return None
@@ -241,7 +290,7 @@ class Run:
             return f"stopped: the best reward has reached {settings.stop_reward:g}"
         if settings.patience is not None and step - result.best.step >= settings.patience:
             return f"stopped: no better response for {settings.patience} steps"
-        spent = sum(len(candidate.tokens) for candidate in result.candidates)
+        spent = sum(row["tokens"] for row in result.trace) + drawn
         if settings.token_budget is not None and spent >= settings.token_budget:
             return f"stopped: {spent} tokens were sampled"
         seconds = time.perf_counter() - self._started

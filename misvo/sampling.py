@@ -7,6 +7,7 @@ cannot change them.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ class RandomStream:
         digest = hashlib.blake2b(address.encode(), digest_size=16).digest()
         self.key = np.frombuffer(digest, dtype=np.uint64)
 
-    def keys(self, step: int, rollouts: range, length: int) -> torch.Tensor:
+    def keys(self, step: int, rollouts: Sequence[int], length: int) -> torch.Tensor:
         """64 random bits per rollout and position, the key of its race, (K, T); longer rows begin like shorter ones."""
         raw = np.stack([self._philox(TOKENS, step, rollout).random_raw(length) for rollout in rollouts])
         return torch.from_numpy(raw.view(np.int64))

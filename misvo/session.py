@@ -109,8 +109,10 @@ class Session:
         template = settings.chat_template_kwargs
         tokens = tuple(self.policy.encode(prompt, raw=settings.raw, chat_template_kwargs=template))
         self.policy.check_length(len(tokens), settings.max_new_tokens)
-        run = Run(shown(prompt, self.policy.decode), tokens, self.policy.head, settings, self.policy)
         scorer = insisting(as_reward(reward), settings.on_reward_error, settings.reward_retries)
+        scores_prefixes = getattr(scorer, "scores_prefixes", False)
+        asked = shown(prompt, self.policy.decode)
+        run = Run(asked, tokens, self.policy.head, settings, self.policy, scores_prefixes)
         handle = Handle(run, scorer, reward, check_columns({} if columns is None else columns))
         self._waiting.append(handle)
         return handle
@@ -136,7 +138,7 @@ class Session:
         for ticket, rollouts in engine.advance() if engine.busy else []:
             handle, request = self._decoding.pop(ticket)
             handle._tickets.discard(ticket)
-            self._send_to_reward(handle, request, rollouts, events)
+            self._send_to_reward(handle, request, rollouts)
             del rollouts  # nothing of a step that is over may be held while the next one decodes
         self._hear_from_rewards(events)
         return events
@@ -167,27 +169,30 @@ class Session:
 
     def _submit(self, handle, requests):
         for request in requests:
+            if not request.rollouts:  # behind a pause, where all rows have ended: there is nothing to decode
+                self._send_to_reward(handle, request, None)
+                continue
             ticket = self.engine.submit(request)
             self._decoding[ticket] = (handle, request)
             handle._tickets.add(ticket)
         self._together = max(self._together, sum(bool(other._tickets) for other in self._running))
 
-    def _send_to_reward(self, handle, request, rollouts, events):
-        run, responses = handle.run, handle.run.responses(rollouts)
+    def _send_to_reward(self, handle, request, rollouts):
+        run = handle.run
+        rollouts = run.gather(request, rollouts)
+        responses = run.responses(rollouts)
         if not run.is_scored(request):
-            run.tell(request, rollouts, responses, None)
-            return self._go_on(handle, events)
-        wants = run.method.wants_prefixes
-        prefixes = wants == "always" or (wants == "cheap" and getattr(handle.reward, "scores_prefixes", False))
-        length = run.settings.max_new_tokens if prefixes else None
+            future: Future = Future()
+            future.set_result(None)
+            self._scoring.append(_Scoring(handle, request, rollouts, responses, future))
+            return
         state = TrainerState(request.step, run.settings.steps)
         said = (handle.columns, responses.tokens, responses.texts)
-        question = Question(handle.reward, run.result.prompt, *said, state, length)
+        question = Question(handle.reward, run.result.prompt, *said, state, run.prefixes_up_to(request))
         alone = len(self._running) + len(self._waiting) == 1
         background = not alone if self.background is None else self.background
         future = self._scorer.submit(handle.owner, question, run.words.decode, background)
         self._scoring.append(_Scoring(handle, request, rollouts, responses, future))
-        return None
 
     def _hear_from_rewards(self, events):
         """Take what is ready; where there is nothing to decode, wait for the first."""
@@ -216,7 +221,7 @@ class Session:
             self._end(handle, "failed")
             events.append(Event(handle))
         else:
-            events.append(Event(handle, row))
+            events += [Event(handle, row)] if row is not None else []
 
     def _go_on(self, handle, events):
         """Let a run ask for its next step, or end."""

@@ -38,6 +38,8 @@ METHODS = {
     "best-of-n": "K·N samples of the reference policy, the best one returned",
     "aisp": "sampling-based control: Gaussian vectors for each response, averaged by exponentiated reward",
     "re-control": "a value network on hidden states, climbed by gradient steps at every token",
+    "particles": "rows that promise more are continued more often, block by block: no vectors, the model's own words",
+    "blockwise": "the best of a few continuations of each block goes on",
 }
 COSTS = {
     "frozen-fisher": "Fisher at zero on reference prefixes (eq:surr-offoff), the paper's choice",
@@ -67,12 +69,21 @@ SELECTIONS = {
     "best": "the response with the highest reward",
     "ordinary": "the best of those that the reference policy could have said",
 }
+PROPOSALS = {
+    "reference": "the model as it is",
+    "steered": "a policy that learns from what survives; weights make up for the difference exactly",
+}
+POTENTIALS = {
+    "auto": "prefix where the reward declares `scores_prefixes`, value elsewhere",
+    "prefix": "the reward's own score of a beginning",
+    "value": "a line from hidden states to rewards, fitted to the responses so far",
+}
 REWARD_ERRORS = {
     "raise": "the run ends, with what it has",
     "none": "responses that the reward fails on, one by one, count as not scored",
 }
 LAW_DTYPES = {"float32": "as computed", "bfloat16": "half the memory; misvo.fisher.Fisher bounds the error"}
-DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1, "re-control": 0.0}
+DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1}  # of others: 0
 
 # What `Policy.from_pretrained` takes beside a name, and so do `misvo steer` and the models of a sweep.
 LOAD_OPTIONS = ("dtype", "device", "device_map", "revision", "trust_remote_code", "quantize", "compile", "engine")
@@ -102,6 +113,7 @@ PRESETS = {
 }
 
 MISVO, AISP, RE_CONTROL = ("misvo",), ("aisp",), ("re-control",)
+PAUSING = ("particles", "blockwise")
 
 
 @dataclass(frozen=True)
@@ -117,7 +129,10 @@ class Settings:
         0.1, "η of euler and proximal steps, in units of reward times head geometry.", POSITIVE, methods=MISVO
     )
     penalty: float | None = option(
-        None, "λ, instead of a budget. [misvo: 1; aisp: 0.1]", NOT_NEGATIVE, methods=("misvo", "aisp")
+        None,
+        "λ, instead of a budget. [misvo: 1; aisp: 0.1; particles: set by target_ess]",
+        NOT_NEGATIVE,
+        methods=("misvo", "aisp", "particles"),
     )
     temperature: float | None = option(1.0, "Sampling temperature.", HEAT)
     top_p: float | None = option(1.0, "Keep the most probable tokens of this mass.", SHARE)
@@ -141,16 +156,25 @@ class Settings:
     standardize: bool = option(False, "Advantages in standard deviations of the rewards so far.", methods=MISVO)
     credit: str = option("response", "What a token earns.", names=CREDITS, methods=MISVO)
     step_nats: float | None = option(
-        None, "Size of a natural or dual step, ½ sᵀFs. None: a third of the budget, or 0.5.", POSITIVE, methods=MISVO
+        None,
+        "Size of a natural or dual step, ½ sᵀFs. None: a third of the budget, or 0.5.",
+        POSITIVE,
+        methods=(*MISVO, *PAUSING),
     )
     damping: float = option(
-        0.1, "Of those steps: share of the direction's curvature that is added to F.", NOT_NEGATIVE, methods=MISVO
+        0.1,
+        "Of those steps: share of the direction's curvature that is added to F.",
+        NOT_NEGATIVE,
+        methods=(*MISVO, *PAUSING),
     )
     kl_budget: float | None = option(
-        None, "Nats per response that the model may move, in place of a penalty.", POSITIVE, methods=MISVO
+        None,
+        "Nats per response that the model may move, in place of a penalty.",
+        POSITIVE,
+        methods=(*MISVO, *PAUSING),
     )
     kl_budget_per_token: float | None = option(
-        None, "The same in nats per token of the mean response.", POSITIVE, methods=MISVO
+        None, "The same in nats per token of the mean response.", POSITIVE, methods=(*MISVO, *PAUSING)
     )
     select: str = option("best", "Which response is returned.", names=SELECTIONS)
     on_reward_error: str = option("raise", "What a failing reward leads to.", names=REWARD_ERRORS)
@@ -163,10 +187,17 @@ class Settings:
     # aisp, where `penalty` is its λ
     sigma2: float = option(0.5, "Variance of the noise.", POSITIVE, methods=AISP)
     alpha: float = option(0.999, "1 pulls nothing back.", FROM_0_TO_1, methods=AISP)
-    target_ess: float | None = option(None, "Set λ so that this many responses count.", COUNT, methods=AISP)
+    target_ess: float | None = option(
+        None, "Set λ so that this many responses count. [particles: half of them]", COUNT, methods=("aisp", "particles")
+    )
     greedy: bool = option(False, "Take the most probable token.", methods=("aisp", "re-control"))
     mask_after_eos: bool = option(False, "Ignore noise behind the end.", methods=AISP)
     window: int | None = option(None, "Steer the first so many positions.", COUNT, methods=AISP)
+    # particles and blockwise
+    block: int = option(8, "Tokens between two looks at the rows.", COUNT, methods=PAUSING)
+    branches: int = option(4, "Continuations of a block, of which the best goes on.", COUNT, methods=("blockwise",))
+    proposal: str = option("reference", "Which policy writes the rows.", names=PROPOSALS, methods=PAUSING)
+    potential: str = option("auto", "What a beginning is worth.", names=POTENTIALS, methods=PAUSING)
     # re-control
     value: str | None = option(None, "Folder of a fitted value network; else one is fitted.", methods=RE_CONTROL)
     value_steps: int | None = option(
@@ -196,12 +227,14 @@ class Settings:
                 f"select='ordinary' compares with the first step, which {what} does not take at the reference."
             )
         budgets = [name for name in ("kl_budget", "kl_budget_per_token") if getattr(self, name) is not None]
-        if budgets and self.penalty:
+        if budgets and self.penalty and self.method == "misvo":
             raise MisvoError(f"penalty and {budgets[0]} exclude each other: both hold the model back, so choose one.")
         if len(budgets) > 1:
             raise MisvoError("kl_budget and kl_budget_per_token exclude each other: choose one.")
         if self.penalty is None:
-            object.__setattr__(self, "penalty", 0.0 if budgets else DEFAULT_PENALTY[self.method])
+            object.__setattr__(
+                self, "penalty", 0.0 if budgets and self.method == "misvo" else DEFAULT_PENALTY.get(self.method, 0.0)
+            )
         if self.rollouts < 2 and self.method != "best-of-n":  # a baseline needs another rollout to compare with
             raise MisvoError(f"rollouts must be a whole number of at least 2, not {self.rollouts!r}.")
         if self.step in ("natural", "dual") and self.cost == "none":
@@ -215,6 +248,10 @@ class Settings:
         if self.method == "re-control" and self.value is None and (self.value_steps or 1) >= self.steps:
             raise MisvoError(
                 f"value_steps must leave a step to steer: at most {self.steps - 1}, not {self.value_steps}."
+            )
+        if self.method == "blockwise" and (self.branches < 2 or self.rollouts % self.branches):
+            raise MisvoError(
+                f"rollouts must be a multiple of branches, which are 2 or more, not {self.rollouts} of {self.branches}."
             )
         if self.greedy and self.method not in ("aisp", "re-control"):
             raise MisvoError(f"greedy tokens have no score to learn from: {self.method} samples.")
@@ -268,7 +305,8 @@ class Settings:
     @property
     def starts_at_reference(self) -> bool:
         """Whether the first step samples from the model as it is."""
-        return self.method in ("misvo", "best-of-n") or self.collecting_steps > 0
+        learns = self.method in PAUSING and (self.proposal == "steered" or self.potential == "value")
+        return self.method in ("misvo", "best-of-n") or learns or self.collecting_steps > 0
 
     @property
     def collecting_steps(self) -> int:

@@ -1,23 +1,23 @@
 """An enumerable policy of misvo.theory dressed as a policy that the decoding engine runs: the body is a table."""
 
-import copy
-
 import torch
+from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionLayer
 
+from misvo import cache as kv
 from misvo.head import Head
 from misvo.model import Prefix
 from misvo.own_sampler import OwnSampler
 
 
-class HistoryCache:
-    """What a transformer's cache is to its rows: here, the index of the prefix that each row has sampled."""
-
-    def __init__(self):
-        self.layers, self.slots, self.columns = [], None, None
-        self.prefix = torch.zeros(1, dtype=torch.long)
-
-    def reorder_cache(self, rows):
-        self.prefix = self.prefix.index_select(0, rows)
+def history_cache(index: int = 0) -> DynamicCache:
+    """A cache of transformers' own whose only state is the index of the prefix that each row has sampled."""
+    layer = LinearAttentionLayer()
+    layer.conv_states[0] = torch.tensor([index])
+    layer.is_conv_states_initialized[0], layer.device = True, torch.device("cpu")
+    cache = DynamicCache()
+    cache.layers = [layer]
+    return cache
 
 
 class EnumerablePolicy:
@@ -30,11 +30,20 @@ class EnumerablePolicy:
         self.hidden = [torch.tensor(table) for table in tabular.hidden]
 
     def prefill(self, tokens, max_new_tokens):
-        return Prefix(tokens, HistoryCache(), self.hidden[0])
+        return Prefix(0, history_cache(), self.hidden[0])
+
+    def extend(self, prompt, prefix, tokens):
+        index = 0
+        for token in tokens:
+            index = index * self.tabular.vocabulary + token
+        return Prefix(len(tokens), history_cache(index), self.hidden[len(tokens)][index : index + 1])
 
     def replicate(self, prefix, rows, room):
-        return copy.copy(prefix.cache)
+        return kv.replicate(prefix.cache, rows, room)
 
     def body_step(self, tokens, cache, depths):
-        cache.prefix = cache.prefix * self.tabular.vocabulary + tokens
-        return self.hidden[int(depths[0])][cache.prefix]
+        states = cache.layers[0].conv_states
+        states[0] = states[0] * self.tabular.vocabulary + tokens
+        table = int(depths[0]) + 1
+        # behind the last token there is no state any more: nobody looks at it
+        return self.hidden[table][states[0]] if table < len(self.hidden) else self.hidden[0].expand(len(tokens), -1)

@@ -95,13 +95,13 @@ def test_the_embedded_model_speaks(smollm2):
 
 def test_the_probabilities_of_the_sampler_are_those_of_the_models_forward_pass(smollm2):
     """Row by row with a cache, in a batch, against each whole response read at once."""
-    prefix = smollm2.prefill(smollm2.encode("Give me one tip."), 8)
-    request = Request(prefix.tokens, 0, 0, range(3), 8, Sampler(temperature=0.7))
+    prompt = tuple(smollm2.encode("Give me one tip."))
+    request = Request(prompt, 0, 0, range(3), 8, Sampler(temperature=0.7))
     rollouts = TorchEngine(smollm2, 3).run(request)
     for row, tokens in enumerate(rollouts.responses()):
         with torch.no_grad():
-            logits = smollm2.model(input_ids=torch.tensor([[*prefix.tokens, *tokens]])).logits[0]
-        logits = logits[prefix.length - 1 : -1].double() / 0.7
+            logits = smollm2.model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0]
+        logits = logits[len(prompt) - 1 : -1].double() / 0.7
         expected = logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
         # Behind each other, two sublayers in each of 30 layers round their longest sum.
         config = smollm2.config

@@ -39,6 +39,11 @@ class Concatenated:
             setattr(self, name, torch.cat([pad(x, (0, 0, length - x.shape[-2], 0)) for x in parts]))
 
 
+def copies(count):
+    """So many copies of the only row."""
+    return torch.zeros(count, dtype=torch.long)
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("room", [0, 5, 40])
 def test_any_order_of_operations_gives_what_concatenation_gives(seed, room):
@@ -48,7 +53,7 @@ def test_any_order_of_operations_gives_what_concatenation_gives(seed, room):
         return int(torch.randint(below, (), generator=generator))
 
     first = single(4 + seed, seed)
-    ours, naive = PaddedLayer(first, 3, room), Concatenated(first, 3)
+    ours, naive = PaddedLayer(first, copies(3), room), Concatenated(first, 3)
     for turn in range(60):
         kind = ("update", "update", "update", "join", "select", "trim")[draw(6)]
         if kind == "update":
@@ -58,7 +63,7 @@ def test_any_order_of_operations_gives_what_concatenation_gives(seed, room):
             assert torch.equal(keys, naive.keys) and torch.equal(values, naive.values)
         elif kind == "join" and ours.count < 12:
             other, rows = single(1 + draw(20), 100 + turn), 1 + draw(3)
-            ours.join(other, rows, room)
+            ours.join(other, copies(rows), room)
             naive.join(other, rows)
         elif kind == "select" and ours.count > 1:
             keep = torch.randperm(ours.count, generator=generator)[: ours.count - 1].sort().values
@@ -79,7 +84,7 @@ def test_aligned_rows_hold_what_each_row_would_hold_alone(seed):
         return int(torch.randint(below, (), generator=generator))
 
     first, columns = single(4 + seed, seed), Columns()
-    layer = RowLayer(first, 3, 80, columns)
+    layer = RowLayer(first, copies(3), 80, columns)
     alone = [[first.keys[0], first.values[0]] for _ in range(3)]  # of each row, (heads, tokens, width)
     for turn in range(60):
         kind = ("update", "update", "join", "select", "move")[draw(5)]
@@ -98,7 +103,7 @@ def test_aligned_rows_hold_what_each_row_would_hold_alone(seed):
             assert keys.isfinite().all() and values.isfinite().all()
         elif kind == "join" and len(alone) < 12:
             other, rows = single(1 + draw(20), 100 + turn), 1 + draw(3)
-            layer.join(other, rows, 80)
+            layer.join(other, copies(rows), 80)
             alone += [[other.keys[0], other.values[0]] for _ in range(rows)]
         elif kind == "select" and len(alone) > 1:
             keep = torch.randperm(len(alone), generator=generator)[:-1].sort().values
@@ -112,7 +117,10 @@ def test_aligned_rows_hold_what_each_row_would_hold_alone(seed):
 
 def test_a_token_is_written_in_place():
     columns, length = Columns(), 4
-    for layer in (PaddedLayer(single(length, 0), 3, room=6), RowLayer(single(length, 0), 3, 6, columns)):
+    for layer in (
+        PaddedLayer(single(length, 0), copies(3), room=6),
+        RowLayer(single(length, 0), copies(3), 6, columns),
+    ):
         place = layer.buffers[0].data_ptr()
         for token in range(6):
             columns.stand_at(torch.full((3,), length + token))
@@ -182,22 +190,23 @@ def alone(policy, texts):
 
 def test_padded_rows_see_what_they_would_see_alone():
     policy = make_policy("llama")
-    prefixes = [policy.prefill(tokens, 4) for tokens in ([5, 6, 7], [9, 10, 11, 12, 13, 14])]
-    cache = policy.replicate(prefixes[0], 2, 4)
+    prompts = [[5, 6, 7], [9, 10, 11, 12, 13, 14]]
+    prefixes = [policy.prefill(tokens, 4) for tokens in prompts]
+    cache = policy.replicate(prefixes[0], copies(2), 4)
     assert cache.columns is not None  # aligned
-    kv.join(cache, prefixes[1].cache, 1, 4)
+    kv.join(cache, prefixes[1].cache, copies(1), 4)
     depths, token = torch.tensor([3, 3, 6]), torch.tensor([4, 4, 4])
     with torch.no_grad():
         together = policy.body_step(token, cache, depths)
-    assert_near(together, *alone(policy, [[*prefixes[row].tokens, 4] for row in (0, 0, 1)]))
+    assert_near(together, *alone(policy, [[*prompts[row], 4] for row in (0, 0, 1)]))
 
 
 def test_when_rows_leave_no_more_rows_are_moved_than_have_left():
     policy = make_policy("llama")
     prompts = [[5, 6, 7], [9, 10, 11, 12, 13, 14]]
     prefixes = [policy.prefill(tokens, 8) for tokens in prompts]
-    cache = policy.replicate(prefixes[0], 5, 8)
-    kv.join(cache, prefixes[1].cache, 3, 8)
+    cache = policy.replicate(prefixes[0], copies(5), 8)
+    kv.join(cache, prefixes[1].cache, copies(3), 8)
     texts = [list(prompts[0]) for _ in range(5)] + [list(prompts[1]) for _ in range(3)]
     first = cache.layers[0].keys.clone()
 
@@ -214,7 +223,7 @@ def test_when_rows_leave_no_more_rows_are_moved_than_have_left():
     stayed = (cache.layers[0].keys[:, :, : first.shape[2]] == first[:5]).flatten(1).all(1)
     assert stayed.sum() == 3  # rows 1, 2 and 4; the last two took the places of 0 and 3
     read([20, 21, 22, 23, 24])
-    kv.join(cache, prefixes[0].cache, 2, 8)  # and the ranks fill up behind them
+    kv.join(cache, prefixes[0].cache, copies(2), 8)  # and the ranks fill up behind them
     texts += [list(prompts[0]) for _ in range(2)]
     read([30, 31, 32, 33, 34, 35, 36])
     kv.select(cache, torch.tensor([0, 3, 5]))

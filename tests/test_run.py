@@ -19,7 +19,7 @@ def make(**options):
 
 
 def told(run, request, rewards):
-    rollouts = rollouts_of(request)
+    rollouts = run.gather(request, rollouts_of(request))
     answer = Answer(Scores(rewards), None, 0.5) if run.is_scored(request) else None
     return run.tell(request, rollouts, run.responses(rollouts), answer)
 

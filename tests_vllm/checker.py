@@ -47,47 +47,54 @@ def check(policy, request: Request, rollouts: Rollouts) -> Found:
         assert error <= 1, f"{name} of row {index} is off by {error:.3g} times what rounding allows"
 
     for index, response in enumerate(rollouts.responses()):
-        length = len(response)
+        length, begun = len(response), len(request.beginning(index))
+        assert tuple(response[:begun]) == request.beginning(index)
+        own = slice(begun, length)  # the positions that were drawn
         _check_end(policy, request, rollouts, index, response)
         ids = torch.tensor([prompt + response])
         hidden = policy.body(input_ids=ids, use_cache=False).last_hidden_state[0, len(prompt) - 1 : -1]
         drawn = torch.tensor(response)
         logits = sampler.tempered(head.logits(hidden), torch.arange(length)).double()
         shift = torch.zeros_like(logits)
-        u = shifts(request, index, length, hidden)
+        u = shifts(request, request.rollouts[index], length, hidden)
         if u is not None:
             shift = head.shift(u.float()).double() / sampler.temperature
         reference, steered = logits.log_softmax(-1), (logits + shift).log_softmax(-1)
         place = torch.arange(length)
-        near("logprobs", index, rollouts.logprobs[index, :length], steered[place, drawn])
-        near("ref_logprobs", index, rollouts.ref_logprobs[index, :length], reference[place, drawn])
+        near("logprobs", index, rollouts.logprobs[index, own], steered[place, drawn][own])
+        near("ref_logprobs", index, rollouts.ref_logprobs[index, own], reference[place, drawn][own])
         kl = (steered.exp() * (steered - reference).nan_to_num(0.0)).sum(-1)
-        near("kl", index, rollouts.kl[index, :length], kl)
+        near("kl", index, rollouts.kl[index, own], kl[own])
         probs = steered.exp().float()
         redrawn, kept = sampler.draw(probs, keys[index, :length])
-        found.draws += length
-        for t in torch.nonzero(redrawn != drawn)[:, 0].tolist():
+        found.draws += length - begun
+        for t in [t for t in torch.nonzero(redrawn != drawn)[:, 0].tolist() if t >= begun]:
             excuse = gap(probs[t], keys[index, t], sampler, response[t])
             assert excuse <= TIE, f"row {index} at {t}: the race is {excuse:.3g} nats from naming {response[t]}"
             found.ties += 1
         if keep.scores:
             law = probs if kept is None else kept if torch.is_tensor(kept) else kept.dense()
-            near("score_rows", index, rollouts.score_rows[index, :length], head.project(law), 2 * NUMBERS)
+            near("score_rows", index, rollouts.score_rows[index, own], head.project(law)[own], 2 * NUMBERS)
         if rollouts.changed is not None:
             plain, _ = sampler.draw(reference.exp().float(), keys[index, :length])
             differ = rollouts.changed[index, :length] != (drawn != plain)
-            for t in torch.nonzero(differ)[:, 0].tolist():  # near ties of the reference's race
+            for t in [t for t in torch.nonzero(differ)[:, 0].tolist() if t >= begun]:  # ties of the reference's race
                 names = [drawn[t].item()] if not rollouts.changed[index, t] else []
                 assert all(gap(reference[t].exp().float(), keys[index, t], sampler, name) <= TIE for name in names)
                 found.ties += 1
         if rollouts.squares is not None and u is not None:
-            near("squares", index, rollouts.squares[index, :length], u.square().sum(-1))
+            near("squares", index, rollouts.squares[index, own], u.square().sum(-1)[own])
+        if rollouts.log_ratios is not None and u is not None and sampler.samples_whole_law:
+            near("log_ratios", index, rollouts.log_ratios[index, own], (reference - steered)[place, drawn][own])
         if states is not None:
-            near("hidden", index, states[index, :length], hidden)
-        for name in ("kl", "logprobs", "ref_logprobs", "score_rows", "tokens", "changed", "squares"):
+            near("hidden", index, states[index, own], hidden[own])
+        for name in ("kl", "logprobs", "ref_logprobs", "score_rows", "tokens", "changed", "squares", "log_ratios"):
             buffer = getattr(rollouts, name)
             assert buffer is None or not buffer[index, length:].any(), f"{name} goes on behind the end of row {index}"
-        laws[:length] += (reference if keep.fisher == "reference" else steered).exp() / count
+            outside = buffer is None or name == "tokens" or not buffer[index, :begun].any()
+            assert outside, f"{name} speaks of the beginning of row {index}"
+        laws[own] += (reference if keep.fisher == "reference" else steered).exp()[own] / count
+    assert rollouts.drawn == found.draws
     if keep.fisher is not None:
         mean, rows = laws_of(rollouts)
         expected = laws if pool is None else pool.double().T @ laws

@@ -64,6 +64,8 @@ WHOLE = {
     "aisp": {"method": "aisp", "sigma2": 0.02},
     "re-control": {"method": "re-control", "value_steps": 2},
     "best-of-n": {"method": "best-of-n"},
+    "particles": {"method": "particles"},
+    "blockwise": {"method": "blockwise"},
 }
 
 

@@ -40,7 +40,7 @@ def decode(policy, requests, each_step=lambda number: None):
 def check_all(plain, requests, results):
     found = [check(plain, one, rollouts) for one, rollouts in zip(requests, results, strict=True)]
     draws, ties = sum(one.draws for one in found), sum(one.ties for one in found)
-    assert draws == sum(int(rollouts.lengths.sum()) for rollouts in results)
+    assert draws == sum(rollouts.drawn for rollouts in results)
     assert ties <= 1 + draws // 500, f"{ties} of {draws} draws were excused as near ties"
     return found
 
@@ -222,6 +222,34 @@ def test_value_network_of_re_control(vllm, tiny, plain):
     results, _ = decode(policy, requests)
     check_all(plain, requests, results)
     assert results[0].kl.sum() > 0.01  # it moves the model
+
+
+def test_rows_that_go_on_from_beginnings(vllm, tiny, plain):
+    """Forked where others stood, with numbers of their own, through preemptions; and what one go would have given."""
+    policy = vllm(tiny(), **SCHEDULES["preemption"])
+    preempted = count_preemptions(policy)
+    whole = request(
+        policy, PROMPTS[1], rollouts=8, length=40, how=vectors(policy, 40), keep=Keep(scores=True, hidden=True)
+    )
+    first = dataclasses.replace(whole, max_new_tokens=9, resumable=True)
+    (begun,), _ = decode(policy, [first])
+    check_all(plain, [first], [begun])
+    alive = torch.nonzero(~begun.ended)[:, 0].tolist()
+    assert len(alive) > 2
+    same = dataclasses.replace(
+        whole, rollouts=alive, beginnings=tuple(tuple(begun.tokens[row].tolist()) for row in alive)
+    )
+    source = alive[0]  # all rows go on from one
+    forked = dataclasses.replace(same, beginnings=(tuple(begun.tokens[source].tolist()),) * len(alive))
+    mixed = dataclasses.replace(same, beginnings=tuple(row[: 3 + n] for n, row in enumerate(same.beginnings)))
+    noisy = dataclasses.replace(
+        same, intervention=noise(policy, PROMPTS[1], 40), keep=Keep(fisher="steered", hidden=True, ratios=True)
+    )
+    requests = [whole, same, forked, mixed, noisy]
+    results, _ = decode(policy, requests)
+    check_all(plain, requests, results)
+    assert preempted and torch.equal(results[1].tokens, results[0].tokens[alive])
+    assert len({tuple(row) for row in results[2].responses()}) > 1
 
 
 def test_stop_texts(vllm, tiny, plain):

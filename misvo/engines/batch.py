@@ -10,6 +10,8 @@ from misvo.engines.stops import stopped
 from misvo.law_step import Group, Job
 from misvo.model import Model, Prefix
 
+Source = tuple[Prefix, torch.Tensor]  # what was read, and which rows of it
+
 
 @dataclass
 class _Rows:
@@ -40,33 +42,55 @@ class Batch:
     def hidden(self) -> torch.Tensor:
         return self._rows.hidden
 
-    def join(self, group: Group, prefix: Prefix) -> None:
-        """Add the rows of a group, which begin behind a prompt that has been read."""
-        count, room = len(group.rows), group.job.request.max_new_tokens
-        hidden, depths = prefix.hidden.expand(count, -1), torch.full((count,), prefix.length)
-        if not self.groups:
-            self._live = _Rows(self.model.replicate(prefix, count, room), depths, hidden)
-        else:
-            rows = self._rows
-            kv.join(rows.cache, prefix.cache, count, room)
-            rows.hidden, rows.depths = torch.cat([rows.hidden, hidden]), torch.cat([rows.depths, depths])
+    def join(self, group: Group, sources: list[Source]) -> None:
+        """Add the rows of a group, which go on from rows that have been read: those of `sources`, one after another."""
+        room = group.job.request.max_new_tokens - group.position
+        for prefix, rows in sources:
+            hidden, depths = prefix.hidden[rows.to(prefix.hidden.device)], torch.full((len(rows),), prefix.length)
+            if self._live is None:
+                self._live = _Rows(self.model.replicate(prefix, rows, room), depths, hidden)
+            else:
+                live = self._live
+                kv.join(live.cache, prefix.cache, rows, room)
+                live.hidden, live.depths = torch.cat([live.hidden, hidden]), torch.cat([live.depths, depths])
         self.groups = [*self.groups, group]  # last, so that a group for which there was no memory has not joined
 
-    def ends(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Which rows have drawn their last token, (B,) bool on the host: the loop's one synchronisation."""
+    def ends(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which rows have drawn their last token, and which of these will go on some time; (B,) bool on the host.
+
+        The loop's one synchronisation.
+        """
         ends, last, start = torch.isin(tokens, self.model.eos_tokens.to(tokens.device)).cpu(), [], 0
+        pausing = []
         for group in self.groups:
             own = ends[start : start + len(group.rows)]  # a view: what is found here counts there
             if group.job.request.stop:
                 own |= stopped(group, self.model.decode)
             group.job.ended(group.rows[own])
             last.append(torch.full((len(group.rows),), group.position + 1 == group.job.request.max_new_tokens))
+            pausing.append(last[-1] & ~own if group.job.request.resumable else torch.zeros_like(own))
             start += len(group.rows)
-        return ends | torch.cat(last)
+        return ends | torch.cat(last), torch.cat(pausing)
 
     def leave(self, ended: torch.Tensor) -> None:
         """Let rows (B,) bool that have drawn their last token leave; the others move on by one position."""
         self._keep(~ended, moved=1)
+
+    def pause(self) -> list[tuple[Group, Prefix]]:
+        """Take rows out that stand at the end of their request, to go on some time, and what was read of them."""
+        paused, start = [], 0
+        stays = torch.ones(len(self), dtype=torch.bool)
+        for group in self.groups:
+            rows = torch.arange(start, start + len(group.rows))
+            start += len(group.rows)
+            if group.position == group.job.request.max_new_tokens:
+                live, depth = self._rows, int(self._rows.depths[rows[0]])
+                hidden = live.hidden[rows.to(live.hidden.device)]
+                paused.append((group, Prefix(depth, kv.take(live.cache, rows, depth), hidden)))
+                stays[rows] = False
+        if paused:
+            self._keep(stays, moved=0)
+        return paused
 
     def remove(self, job: Job) -> None:
         """Take all rows of a job out, between two turns."""

@@ -7,11 +7,14 @@ body on the rest. Prompts are read once, when their first request comes, and kep
 import time
 import warnings
 from collections import deque
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
 from misvo.engine import Engine, Ticket
-from misvo.engines.batch import Batch
+from misvo.engines.batch import Batch, Source
+from misvo.engines.stems import Stem, Stems
 from misvo.errors import MisvoError
 from misvo.footprint import FP32, MOST_ROWS
 from misvo.law_step import Group, Job, LawStep
@@ -21,15 +24,31 @@ from misvo.rollouts import Request, Rollouts
 NUMBERS = 5  # of each token that are always kept: itself, its KL, two log-probabilities
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """Rows that are to join the batch, and the stem that each goes on from, where there is one."""
+
+    group: Group
+    stems: list[Stem | None]
+
+    def split(self, size: int) -> list["_Waiting"]:
+        group = self.group
+        return [
+            _Waiting(Group(group.job, rows, group.position), self.stems[start : start + size])
+            for start, rows in zip(range(0, len(group.rows), size), group.rows.split(size), strict=True)
+        ]
+
+
 class TorchEngine(Engine):
     """Decodes requests on a model, at most `max_rows` rows at a time."""
 
     def __init__(self, model: Model, max_rows: int = MOST_ROWS):
         self.model, self.head, self.max_rows = model, model.head, max_rows
         self._steps, self._batch = LawStep(model.head), Batch(model)
-        self._waiting: deque[Group] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._jobs: dict[Ticket, Job] = {}
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
+        self._stems = Stems()
         self._finished: list[Ticket] = []  # that nobody was told of yet
         self._submitted = 0
 
@@ -40,7 +59,7 @@ class TorchEngine(Engine):
         job.rollouts.prefill_seconds = seconds
         self._submitted += 1
         self._jobs[self._submitted] = job
-        self._wait_for(job)
+        self._wait_for(job, self._stems.take(request))
         return self._submitted
 
     @property
@@ -48,24 +67,26 @@ class TorchEngine(Engine):
         return bool(self._batch.groups or self._waiting)
 
     def room(self, request: Request) -> bool:
-        load = len(self._batch) + sum(len(group.rows) for group in self._waiting)
-        return load == 0 or load + len(request.rollouts) <= self.max_rows
+        load = len(self._batch) + sum(len(waiting.group.rows) for waiting in self._waiting)
+        return load == 0 or load + len(self._stems) + len(request.rollouts) <= self.max_rows
 
     def cancel(self, ticket: Ticket) -> None:
         job = self._jobs.pop(ticket, None)
         if job is None:
             return
-        self._waiting = deque(group for group in self._waiting if group.job is not job)
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.group.job is not job)
         self._steps.flush()  # other jobs' distributions may wait beside those of this one
         self._batch.remove(job)
 
     def forget(self, prompt: tuple[int, ...]) -> None:
         self._prefixes.pop(prompt, None)
+        self._stems.forget(prompt)
 
     def close(self) -> None:
         self._waiting.clear()
         self._jobs.clear()
         self._prefixes.clear()
+        self._stems.clear()
         self._batch = Batch(self.model)
         self._steps.forget()
 
@@ -98,7 +119,7 @@ class TorchEngine(Engine):
         if not groups:
             return []
         tokens = self._steps.draw(groups, batch.hidden)
-        ended = batch.ends(tokens)
+        ended, pausing = batch.ends(tokens)
         start = 0
         for group in groups:
             group.job.unfinished -= int(ended[start : start + len(group.rows)].sum())
@@ -107,9 +128,13 @@ class TorchEngine(Engine):
         if complete:
             self._steps.flush()  # before they are told to be finished: where memory runs out here, they begin again
         self._finished += complete  # and before the body runs: where memory runs out there, these are done
-        batch.leave(ended)
+        stays = pausing | ~ended  # who goes on some time reads the last token too
+        batch.leave(~stays)
         if batch.groups:
-            batch.step(tokens[~ended])
+            batch.step(tokens[stays])
+            for group, prefix in batch.pause():
+                rows = group.job.rollouts.tokens[group.rows, : group.position].tolist()
+                self._stems.keep(group.job.request, [tuple(row) for row in rows], prefix)
         elif not self._waiting:  # all requests are complete, so no distribution waits for its product either
             self._steps.forget()
         return groups
@@ -126,15 +151,38 @@ class TorchEngine(Engine):
     def _admit(self):
         """Move waiting groups into the batch while there is room for them whole."""
         while self._waiting:
-            group = self._waiting[0]
-            if self._batch.groups and len(self._batch) + len(group.rows) > self.max_rows:
+            waiting = self._waiting[0]
+            if self._batch.groups and len(self._batch) + len(waiting.group.rows) > self.max_rows:
                 return
-            self._batch.join(group, self._prefixes[group.job.request.prompt])
+            self._batch.join(waiting.group, self._sources(waiting))
             self._waiting.popleft()  # last, so that a group for which there was no memory still waits
 
-    def _wait_for(self, job):
-        whole = torch.arange(len(job.request.rollouts))
-        self._waiting.extend(Group(job, rows) for rows in whole.split(self.max_rows))
+    def _wait_for(self, job, stems):
+        """Queue the rows of a job: those at one position together, and side by side what goes on from one source."""
+        lengths = [len(job.request.beginning(row)) for row in range(len(stems))]
+        prefixes = [None if stem is None else id(stem.prefix) for stem in stems]
+        order = sorted(range(len(stems)), key=lambda row: (lengths[row], prefixes.index(prefixes[row]), row))
+        for position, rows in groupby(order, key=lambda row: lengths[row]):
+            alike = list(rows)
+            whole = _Waiting(Group(job, torch.tensor(alike), position), [stems[row] for row in alike])
+            self._waiting.extend(whole.split(self.max_rows))
+
+    def _sources(self, waiting) -> list[Source]:
+        """What the rows of a group go on from; what was not kept is read."""
+        group, request, stems = waiting.group, waiting.group.job.request, dict[tuple[int, ...], Stem]()
+        prompt = self._prefixes[request.prompt]
+        for row, kept in zip(group.rows.tolist(), waiting.stems, strict=True):
+            beginning = request.beginning(row)
+            if not beginning:
+                stems[beginning] = Stem(prompt, 0)
+            elif kept is not None:
+                stems[beginning] = kept
+            elif beginning not in stems:
+                stems[beginning] = Stem(self.model.extend(request.prompt, prompt, beginning), 0)
+        found = [stems[request.beginning(row)] for row in group.rows.tolist()]
+        runs = groupby(found, key=lambda stem: id(stem.prefix))
+        parts = [list(part) for _, part in runs]
+        return [(part[0].prefix, torch.tensor([stem.row for stem in part])) for part in parts]
 
     def _read(self, request) -> float:
         """Read a prompt that was not read yet; gives the seconds that it took."""
@@ -149,19 +197,20 @@ class TorchEngine(Engine):
 
         Random numbers have addresses, so the tokens will be the same.
         """
-        rows = len(self._batch) or len(self._waiting[0].rows)
+        rows = len(self._batch) or len(self._waiting[0].group.rows)
         if rows <= 1:
             raise MisvoError(f"there is not enough memory to decode a single row of this prompt ({reason}).")
         self.max_rows = rows // 2
         warnings.warn(f"out of memory with {rows} rows at once: going on with {self.max_rows}.", stacklevel=3)
         flying = [job for job in self._jobs.values() if any(group.job is job for group in self._batch.groups)]
-        kept = [group for group in self._waiting if all(group.job is not job for job in flying)]
+        kept = [waiting for waiting in self._waiting if all(waiting.group.job is not job for job in flying)]
         self._batch = Batch(self.model)
         self._steps.forget()
-        self._waiting = deque(Group(group.job, rows) for group in kept for rows in group.rows.split(self.max_rows))
+        self._waiting = deque(part for waiting in kept for part in waiting.split(self.max_rows))
         for job in flying:
             self._steps.begin_again(job)
-            self._wait_for(job)
+            self._stems.take(job.request)  # what it kept so far comes about once more
+            self._wait_for(job, [None] * len(job.request.rollouts))
         if self.head.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -87,16 +87,18 @@ class VllmHost:
             rows = len(request.rollouts)
             self._left[name] = rows
             try:
-                (prompt,) = self.vllm.renderer.render_cmpl([{"prompt_token_ids": list(request.prompt)}])
                 for rollout in range(rows):
+                    begun = request.beginning(rollout)
+                    read = {"prompt_token_ids": [*request.prompt, *begun]}
                     params = SamplingParams(
                         temperature=0.0,
-                        max_tokens=request.max_new_tokens,
+                        max_tokens=request.max_new_tokens - len(begun),
                         stop_token_ids=list(self.ends),
                         ignore_eos=True,  # ends are those of the policy, whatever vLLM reads in other files
                         detokenize=False,
                         extra_args={"misvo": [name, rollout]},
                     )
+                    (prompt,) = self.vllm.renderer.render_cmpl([read])
                     self.vllm.add_request(_row(name, rollout), prompt, params)
             except (ValueError, VLLMClientError) as error:
                 self.cancel(name, rows)

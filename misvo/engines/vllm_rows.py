@@ -61,16 +61,16 @@ class LawRows:
         self._end = ends[0] if ends else 0  # what a row hears that is over
 
     def open(self, name: str, request: Request) -> None:
-        rows = len(request.rollouts)
-        self._jobs[name] = _Open(self._steps.open(request), [0] * rows, [False] * rows)
+        begun = [len(request.beginning(row)) for row in range(len(request.rollouts))]
+        self._jobs[name] = _Open(self._steps.open(request), begun, [False] * len(begun))
 
     def cancel(self, name: str) -> None:
         """Forget a job, whatever has become of it."""
         self._steps.flush()  # other jobs' distributions may wait beside those of this one
         self._jobs.pop(name, None)
 
-    def take(self, name: str) -> Rollouts:
-        """The records of a job whose rows are all over; it is forgotten here."""
+    def take(self, name: str) -> Job:
+        """A job whose rows are all over; it is forgotten here."""
         self._steps.flush()
         opened = self._jobs.pop(name)
         if not self._jobs:
@@ -79,7 +79,7 @@ class LawRows:
             raise MisvoError(opened.error)
         if opened.job.unfinished:
             raise MisvoError(f"vLLM ended {opened.job.unfinished} rows before they had drawn their last token.")
-        return opened.job.rollouts
+        return opened.job
 
     @torch.inference_mode(False)  # in which vLLM calls: a value network needs gradients
     @torch.no_grad()
@@ -141,9 +141,9 @@ class LawRows:
             opened.error = opened.error or error
 
 
-def light(rollouts: Rollouts) -> Rollouts:
-    """The part of the records that is sent, on the CPU: without laws and states, of the size T×V and K×T×d."""
-    bare = replace(rollouts, mean_probs=None, hidden=None)
+def light(rollouts: Rollouts, states: bool) -> Rollouts:
+    """The part of the records that is sent, on the CPU: without laws (T, V), and with states only if it is said so."""
+    bare = replace(rollouts, mean_probs=None, hidden=rollouts.hidden if states else None)
     if rollouts.mean_probs is not None:
         bare.fisher_rows = None  # goes into Fisher products alone, which are made here
     sent: dict[str, Any] = {name: value.cpu() for name, value in vars(bare).items() if isinstance(value, torch.Tensor)}

@@ -90,16 +90,20 @@ class Desk:
         self.rows.cancel(name)
 
     def take(self, name: str) -> Taken:
-        """The records of a job that is over; laws and states stay here until they are released."""
-        rollouts = self.rows.take(name)
+        """The records of a job that is over; laws and states stay here until they are released.
+
+        States of rows that are decoded in blocks go with them, since blocks are put together over there.
+        """
+        job = self.rows.take(name)
+        rollouts, in_blocks = job.rollouts, job.request.resumable or bool(job.request.beginnings)
         laws = states = None
         if rollouts.mean_probs is not None:
             laws = f"{name} laws"
             self.kept[laws] = replace(rollouts, hidden=None, score_rows=None)
-        if rollouts.hidden is not None:
+        if rollouts.hidden is not None and not in_blocks:
             states = f"{name} states"
             self.kept[states] = replace(rollouts, mean_probs=None, score_rows=None, fisher_rows=None)
-        return Taken(light(rollouts), laws, states)
+        return Taken(light(rollouts, states=in_blocks), laws, states)
 
     @torch.no_grad()
     def run(self, name: str, function: Callable, arguments: tuple) -> Any:

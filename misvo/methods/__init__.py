@@ -3,7 +3,9 @@
 from misvo.methods.aisp import Aisp
 from misvo.methods.base import Method
 from misvo.methods.best_of_n import BestOfN
+from misvo.methods.blockwise import Blockwise
 from misvo.methods.misvo import Misvo
+from misvo.methods.particles import Particles
 from misvo.methods.re_control import ReControl
 
 METHODS: dict[str, type[Method]] = {
@@ -11,4 +13,6 @@ METHODS: dict[str, type[Method]] = {
     "best-of-n": BestOfN,
     "aisp": Aisp,
     "re-control": ReControl,
+    "particles": Particles,
+    "blockwise": Blockwise,
 }

@@ -5,15 +5,14 @@ moves U by the noise weighted with the rewards: w = softmax_k(r^k/λ − ((1−�
 The noise is never stored: it is a function of (seed, prompt, step, rollout), drawn while decoding and again to update.
 """
 
-import math
 from functools import partial
 
 import torch
-from scipy.optimize import brentq
 
 from misvo.interventions import Noise, Vectors
 from misvo.methods.base import Prefixes, Proposal, Update
 from misvo.tie import TIES
+from misvo.weights import effective_sample_size, importance_weights, temperature_for
 
 
 class Aisp:
@@ -68,32 +67,3 @@ class Aisp:
         """Draws what counts of ε of one response: tied, all of it; else what is in the window, before a masked end."""
         counted = min(self.window, length) if self.settings.mask_after_eos else self.window
         return partial(noise.of, rollout, counted if self.tie.basis is None else self.tie.size)
-
-
-def importance_weights(rewards, bias, temperature) -> torch.Tensor:
-    """softmax_k(r^k/λ + bias^k) in log space, (K,); what could not be scored has no weight, λ = 0 means the best."""
-    scored = ~rewards.isnan()
-    gaps = torch.where(scored, rewards - rewards[scored].max(), -math.inf)  # ≤ 0, so that r/λ cannot overflow
-    logits = gaps / temperature if temperature > 0 else torch.where(gaps == 0, 0.0, -math.inf)
-    return torch.softmax(logits + torch.where(scored, bias, 0.0), dim=0)
-
-
-def effective_sample_size(weights) -> float:
-    """1 / Σ w²: how many responses the weighted mean really rests on."""
-    return 1 / weights.square().sum().item()
-
-
-def temperature_for(rewards, bias, wished: float) -> float:
-    """The λ at which the effective sample size is `wished`, or the nearest that these rewards allow."""
-
-    def excess(log_temperature):
-        return effective_sample_size(importance_weights(rewards, bias, math.exp(log_temperature))) - wished
-
-    known = rewards[~rewards.isnan()]
-    spread = max((known.max() - known.min()).item(), 1e-12)
-    low, high = math.log(spread) - 12, math.log(spread) + 12
-    if excess(low) >= 0:
-        return math.exp(low)
-    if excess(high) <= 0:
-        return math.exp(high)
-    return math.exp(brentq(excess, low, high))

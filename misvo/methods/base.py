@@ -25,6 +25,7 @@ class Context:
     prompt: tuple[int, ...]  # token ids; with the seed, the address of all random numbers
     sampler: Sampler
     settings: Settings
+    scores_prefixes: bool = False  # whether the reward has a word on beginnings of responses
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Proposal:
 
     intervention: Intervention | None = None  # None: the reference policy
     keep: Keep = field(default_factory=Keep)
+    pauses: tuple[int, ...] = ()  # positions at which the method says which rows go on (`PausingMethod.regroup`)
+    scores_pauses: bool = False  # whether the reward scores the beginnings there
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Scores:
 class Update:
     """What a step changed: columns for its trace row, a note where something was odd, why the run should end."""
 
-    columns: dict[str, float | str | None] = field(default_factory=dict)
+    columns: dict[str, float | str | list[float] | None] = field(default_factory=dict)
     note: str | None = None
     stop: str | None = None
 
@@ -82,3 +85,11 @@ class Method(Protocol):
     def propose(self, step: int) -> Proposal: ...
 
     def update(self, step: int, rollouts: Rollouts, scores: Scores) -> Update: ...
+
+
+class PausingMethod(Method, Protocol):
+    """A method whose proposals pause."""
+
+    def regroup(self, step: int, rollouts: Rollouts, scores: Scores | None) -> torch.Tensor:
+        """Which row each row goes on from, (K,), given all rows so far and, where they were asked for, their scores."""
+        ...

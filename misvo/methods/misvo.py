@@ -11,7 +11,7 @@ import torch
 
 from misvo.budget import KLBudget
 from misvo.cost import COSTS, mean_score
-from misvo.credit import Critic
+from misvo.credit import Critic, leave_one_out
 from misvo.interventions import Vectors
 from misvo.methods.base import Prefixes, Proposal, Update
 from misvo.rollouts import Keep
@@ -62,13 +62,21 @@ class Misvo:
         return Proposal(self.intervention if step > 0 else None, keep)
 
     def update(self, step, rollouts, scores):
-        settings, cost, rewards, note = self.settings, self.cost, scores.rewards, None
-        cost.observe(step, rollouts)
-        advantages = self._advantages(scores)
-        if settings.standardize and advantages.any():
+        rewards, advantages = scores.rewards, self._advantages(scores)
+        if self.settings.standardize and advantages.any():
             self.spreads.append(rewards[~rewards.isnan()].var().item())
             advantages = advantages / math.sqrt(sum(self.spreads) / len(self.spreads))
-        gradient = self.tie.gather(reward_gradient(self.head, rollouts, rewards, settings.temperature, advantages))
+        gradient = reward_gradient(self.head, rollouts, rewards, self.settings.temperature, advantages)
+        update = self.move(step, rollouts, gradient)
+        if scores.prefixes is not None:
+            update.columns["credit"] = self.critic.explained
+        return update
+
+    def move(self, step, rollouts, gradient):
+        """Lines 9 to 12: from a gradient of the objective (T, d) to the next vectors."""
+        settings, cost, note = self.settings, self.cost, None
+        cost.observe(step, rollouts)
+        gradient = self.tie.gather(gradient)
         penalty = cost.gradient(self.free)
         moved = self.step(self.free, gradient, penalty, cost.product, settings, self._step_nats(rollouts))
         columns = {"gradient_norm": gradient.norm().item(), "penalty_norm": penalty.norm().item()}
@@ -82,8 +90,6 @@ class Misvo:
             factor = self.budget.shrink(rollouts, self.tie.spread(moved))
             moved = factor * moved
             columns |= {"kl_budget": self.budget.limit, "kl_predicted": self.budget.predicted, "shrunk": factor}
-        if scores.prefixes is not None:
-            columns["credit"] = self.critic.explained
         self.free = moved
         cost.release()
         return Update(columns, note)
@@ -99,16 +105,6 @@ class Misvo:
         if scores.prefixes is None:
             return leave_one_out(scores.rewards)[:, None]
         return self.critic.advantages(scores.prefixes, scores.rewards)
-
-
-def leave_one_out(rewards: torch.Tensor) -> torch.Tensor:
-    """R_i − R̄_i, each reward against the mean of the others, (K,) -> (K,); zero for what could not be scored."""
-    scored = ~rewards.isnan()
-    count = int(scored.sum())
-    if count < 2:
-        return torch.zeros_like(rewards)
-    centred = torch.where(scored, rewards - rewards[scored].mean(), 0.0)
-    return centred * count / (count - 1)  # R_i − (S − R_i)/(n − 1) = n/(n − 1) · (R_i − S/n)
 
 
 def reward_gradient(head, rollouts, rewards, temperature, advantages=None):

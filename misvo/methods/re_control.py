@@ -51,9 +51,6 @@ class ReControl:
 
 def episodes_of(rollouts, rewards: torch.Tensor) -> list[Episode]:
     """The scored responses of a batch of rollouts whose hidden states were kept."""
-    scored = ~rewards.isnan()
-    if not scored.any():
-        return []
-    rows, positions = torch.nonzero(rollouts.alive.cpu() & scored[:, None]).unbind(1)
-    states = rollouts.states(rows, positions).split(rollouts.lengths[scored.to(rollouts.lengths.device)].tolist())
-    return [Episode(hidden, reward) for hidden, reward in zip(states, rewards[scored].tolist(), strict=True)]
+    scored = torch.nonzero(~rewards.isnan())[:, 0].tolist()
+    states = zip(rollouts.states_of(scored), scored, strict=True)
+    return [Episode(hidden, rewards[row].item()) for hidden, row in states]

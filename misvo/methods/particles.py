@@ -1,0 +1,128 @@
+"""Particles: sequential Monte Carlo toward q ∝ π_ref·exp(R/λ), for rewards that are sparse or made of parts.
+
+K rows are written side by side. At every pause each row is worth what its beginning promises (`misvo.potential`); what
+it has gained since the last pause is its weight, exp((r_j − r_{j−1})/λ), and rows are drawn again by these weights, so
+that good beginnings are continued more often. The gains add up to the reward, so whatever beginnings promise, the
+weighted rows of a round follow q as K grows, and the product of the mean weights estimates Z = E_ref[exp(R/λ)].
+
+λ is `penalty`; without one it is set at every pause so that `target_ess` rows count, and no unit of the reward is left.
+With `proposal="steered"` a policy that learns from the survivors writes the rows, and weights hold its log-ratio too.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from misvo.guide import Guide, hidden_kept
+from misvo.methods.base import Prefixes, Proposal, Update
+from misvo.potential import potential_for
+from misvo.sampling import RandomStream
+from misvo.weights import effective_sample_size, log_weights, patient_temperature_for, systematic
+
+
+@dataclass
+class _Cloud:
+    """The rows of a round under way."""
+
+    promised: torch.Tensor  # (K,) at the last pause
+    ratios: torch.Tensor  # (K,) log π_ref/π of all that was written until then
+    gathered: torch.Tensor  # (K,) the logarithms of the weights that led to each row
+    first: torch.Tensor  # (K,) the row that each descends from
+    log_z: float = 0.0
+    temperature: float = 0.0
+    sizes: list[float] = field(default_factory=list)  # effective sample sizes
+
+
+class Particles:
+    wants_prefixes: Prefixes = "never"
+
+    def __init__(self, context):
+        self.context, self.settings = context, context.settings
+        self.potential = potential_for(context.settings.potential, context.scores_prefixes)
+        self.guide = Guide(context) if context.settings.proposal == "steered" else None
+        self.steers = self.guide is not None
+        self.starts_at_reference = self.steers or self.potential.learns  # a first round to learn from, without pauses
+        self.sequential = self.starts_at_reference
+        self._clouds: dict[int, _Cloud] = {}
+
+    @property
+    def vectors(self):
+        return None if self.guide is None else self.guide.vectors
+
+    @property
+    def intervention(self):
+        return None if self.guide is None else self.guide.intervention
+
+    def propose(self, step):
+        proposal = Proposal() if self.guide is None else self.guide.propose(step)
+        keep = hidden_kept(proposal.keep, self.potential.learns)
+        if step == 0 and self.starts_at_reference:
+            return Proposal(proposal.intervention, keep)
+        pauses = tuple(range(self.settings.block, self.settings.max_new_tokens, self.settings.block))
+        return Proposal(proposal.intervention, keep, pauses, scores_pauses=not self.potential.learns)
+
+    def regroup(self, step, rollouts, scores):
+        promised = self.potential.of(rollouts, None if scores is None else scores.rewards)
+        cloud, weights = self._weigh(step, rollouts, promised)
+        generator = RandomStream(self.settings.seed, self.context.prompt).generator(step, self._pause(cloud))
+        ancestors = systematic(weights, generator.random())
+        if self.guide is not None:
+            self.guide.part(step, rollouts, ancestors)
+        for name in ("promised", "ratios", "gathered", "first"):
+            setattr(cloud, name, getattr(cloud, name)[ancestors])
+        return ancestors
+
+    def update(self, step, rollouts, scores):
+        self.potential.learn(rollouts, scores.rewards)
+        if step == 0 and self.starts_at_reference:
+            return Update() if self.guide is None else self.guide.learn(step, rollouts, scores, None)
+        cloud, weights = self._weigh(step, rollouts, scores.rewards, last=True)
+        del self._clouds[step]
+        update = Update() if self.guide is None else self.guide.learn(step, rollouts, scores, weights)
+        counted = weights > 0
+        columns: dict[str, float | str | list[float] | None] = {
+            "lambda": cloud.temperature,
+            "ess": min(cloud.sizes),
+            "ess_per_pause": cloud.sizes,
+            "ancestors": float(len(cloud.first[counted].unique())),
+            "log_z": cloud.log_z,
+            "kl_target": (weights * cloud.gathered)[counted].sum().item() - cloud.log_z,
+            "weights": weights.tolist(),
+        }
+        update.columns.update(columns)
+        return update
+
+    def _weigh(self, step, rollouts, promised, last=False):
+        """What rows have gained since the last pause, as weights (K,) that add up to 1."""
+        count = len(promised)
+        none = torch.zeros(count, dtype=torch.float64)
+        cloud = self._clouds.setdefault(step, _Cloud(none, none, none, torch.arange(count)))
+        promised = torch.where(promised.isnan() & (not last), cloud.promised, promised)  # no word on it: no gain
+        ratios = (
+            torch.zeros(count).double() if rollouts.log_ratios is None else rollouts.log_ratios.double().sum(1).cpu()
+        )
+        gained, corrected = promised - cloud.promised, ratios - cloud.ratios
+        cloud.temperature = self._temperature(gained, corrected)
+        logs = log_weights(gained, corrected, cloud.temperature)
+        known = gained[~gained.isnan()]
+        logs = logs + known.max() / cloud.temperature  # back to exp(gain/λ) itself, of which log Z is the mean
+        cloud.gathered = cloud.gathered + logs
+        cloud.log_z += (torch.logsumexp(logs, 0) - math.log(count)).item()
+        cloud.promised, cloud.ratios = promised, ratios
+        weights = torch.softmax(logs, 0)
+        cloud.sizes.append(effective_sample_size(weights))
+        return cloud, weights
+
+    def _temperature(self, gained, corrected) -> float:
+        settings = self.settings
+        if settings.penalty:
+            return settings.penalty
+        known = gained[~gained.isnan()]
+        if known.max() == known.min():
+            return 1.0  # nothing to tell rows apart by
+        return patient_temperature_for(gained, corrected, settings.target_ess or len(gained) / 2)
+
+    def _pause(self, cloud) -> int:
+        """A number for the random numbers of a pause, behind those of all rollouts."""
+        return len(cloud.first) + len(cloud.sizes)
