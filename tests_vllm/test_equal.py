@@ -65,7 +65,7 @@ WHOLE = {
     "re-control": {"method": "re-control", "value_steps": 2},
     "best-of-n": {"method": "best-of-n"},
     "particles": {"method": "particles"},
-    "blockwise": {"method": "blockwise"},
+    "blockwise": {"method": "blockwise", "rollouts": 8},
 }
 
 

@@ -134,5 +134,5 @@ class OfTheBody:
 
 def test_interventions_of_the_body(vllm, tiny):
     policy = vllm(tiny())
-    with pytest.raises(misvo.MisvoError, match="OfTheBody changes the body of the model.*engine='torch'"):
+    with pytest.raises(misvo.MisvoError, match=r"OfTheBody changes the body of the model.*engine='torch'"):
         policy.engine().submit(request(policy, [5, 6, 7], how=OfTheBody()))

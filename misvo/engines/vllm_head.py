@@ -43,7 +43,8 @@ def head_of(model: torch.nn.Module, compute_logits: Callable) -> Head:
         raise MisvoError("the head is split over GPUs: load the model with tensor_parallel_size=1.")
     if type(layer.quant_method).__name__ not in UNQUANTIZED:
         raise MisvoError("the head of this checkpoint is quantized, so its geometry is not known: take another one.")
-    head = Head(layer.weight[: processor.org_vocab_size], bias, processor.scale)
+    tokens = processor.org_vocab_size  # behind them, weights are padded
+    head = Head(layer.weight[:tokens], None if bias is None else bias[:tokens], processor.scale)
     ours, own = head.logits(probe), own.to(head.dtype)
     spread, precision = own.abs().max().clamp(min=1e-6), torch.finfo(head.weight.dtype).eps
     if ours.shape != own.shape or (ours - own).abs().max() > 8 * precision**0.75 * spread:
