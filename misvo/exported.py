@@ -3,7 +3,8 @@
     export(head, vectors, goes_on=True, folder=Path("steerings/calm"))
     shelf = Shelf(Path("steerings")); shelf.load("calm").at(3)          # what is added to the logits of token 3
 
-A folder holds `shift.safetensors`, the different rows (n, V) and which of them each position has (T,), and `shift.json`.
+A folder holds `shift.safetensors`, the different rows (n, V) and which of them each position has (T,), and
+`shift.json`.
 """
 
 import json

@@ -1,5 +1,6 @@
 """`engine = "vllm"` in a sweep: on two Ray actors, one of them killed, the responses are those of transformers."""
 
+import json
 import os
 import signal
 
@@ -9,7 +10,6 @@ from conftest import save_tiny
 
 from misvo.bench import config as configs
 from misvo.bench import sweep
-from misvo.bench.folder import read_jsonl
 from misvo.bench.pool import RayPool
 from misvo.errors import MisvoError
 
@@ -41,7 +41,8 @@ def config(world, **model):
 
 def candidates(folder):
     keys = ("method", "prompt", "step", "rollout")
-    return {tuple(one[key] for key in keys): one["text"] for one in read_jsonl(folder / "candidates.jsonl")}
+    lines = map(json.loads, (folder / "candidates.jsonl").read_text().splitlines())
+    return {tuple(one[key] for key in keys): one["text"] for one in lines}
 
 
 def test_two_actors_one_of_them_killed(tmp_path):

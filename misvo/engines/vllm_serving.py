@@ -4,9 +4,9 @@
     MISVO_STEERINGS=steerings python -m vllm.entrypoints.openai.api_server --model MODEL \\
         --logits-processors misvo.engines.vllm_serving:SteeringProcessor
 
-A request says `"vllm_xargs": {"misvo": "calm", "misvo_strength": 0.8}`. Names are those of the folder as it was when the
-server started; everything else that begins with misvo is refused, and requests that do not are left alone. One class has
-both interfaces that vLLM knows, that of its first model runner and that of its second.
+A request says `"vllm_xargs": {"misvo": "calm", "misvo_strength": 0.8}`. Names are those of the folder as it was when
+the server started; everything else that begins with misvo is refused, and requests that say nothing of it are left
+alone. One class has both interfaces that vLLM knows, that of its first model runner and that of its second.
 """
 
 import os
@@ -61,8 +61,8 @@ class SteeringProcessor(ProcessorV1, ProcessorV2):
     def __init__(self, vllm_config: Any, place: Any, is_pin_memory: bool | None = None):
         """`place` is the device for the first runner, the states of requests for the second."""
         _shelf().check_vocabulary(vllm_config.model_config.get_vocab_size())
-        self.states = None if is_pin_memory is not None else place
-        self.device = place if self.states is None else place.device
+        self.states: Any = None if is_pin_memory is not None else place
+        self.device = place if is_pin_memory is not None else place.device
         self.rows: dict[int, _Row] = {}  # by index of the batch, or by slot
         self._loaded: dict[str, NamedShift] = {}
 
