@@ -28,10 +28,13 @@ judge: setup
 demo: setup
 	$(BIN)/misvo steer "Give me one tip for sleeping better." --reward sentiment --rollouts 16 --steps 6 --max-new-tokens 48 --seed 42
 
-# The second run is on the instructions that a CPU without AVX-512 and VNNI has: rounding and int8 differ there.
+# Two processes with a thread each get more done on two cores than one with two threads. The tests of a file stay
+# together. The second run is on the instructions that a CPU without AVX-512 and VNNI has: rounding and int8 differ there.
+test: export OMP_NUM_THREADS = 1
+test: PYTEST := $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 test: setup lint
-	$(BIN)/python -m pytest -m "not slow"
-	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -m "not slow" $(NUMERIC)
+	$(PYTEST)
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) $(NUMERIC)
 
 test-all: setup lint
 	$(BIN)/python -m pytest

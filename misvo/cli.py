@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from misvo import __version__, cli_help, cli_options, cli_saved
 from misvo.cli_process import plain_warnings, quiet_libraries
 from misvo.errors import MisvoError, cut
-from misvo.settings import COSTS, ENGINES, LOAD_OPTIONS, METHODS, Settings
+from misvo.settings import COSTS, ENGINES, METHODS, Settings
 
 
 class _Stopped(Exception):
@@ -118,15 +118,6 @@ def steer(
         str | None, typer.Option(help="A model that reads the responses: fluency, as `gemma3-270m`.")
     ] = None,
     held_out: Annotated[str | None, typer.Option(help="A reward that is measured and not steered toward.")] = None,
-    dtype: cli_options.Dtype = "auto",
-    device: cli_options.Device = None,
-    device_map: cli_options.DeviceMap = None,
-    revision: cli_options.Revision = None,
-    trust_remote_code: cli_options.TrustRemoteCode = False,
-    quantize: cli_options.Quantize = None,
-    compile: cli_options.Compile = False,
-    engine: cli_options.Engine = "torch",
-    engine_option: cli_options.EngineOptions = [],  # noqa: B006
     **options,
 ):
     """Sample, score and steer, then show the best response beside the reference.
@@ -135,14 +126,7 @@ def steer(
 
     Many prompts: `misvo steer --file prompts.jsonl --out results.jsonl --reward length:12`
     """
-    load = dict(
-        zip(
-            LOAD_OPTIONS,
-            (dtype, device, device_map, revision, trust_remote_code, quantize, compile, engine),
-            strict=True,
-        )
-    )
-    load |= cli_options.engine_options(engine, engine_option)
+    load = cli_options.to_load(options)
     _check_one_of({"PROMPT": prompt, "--messages": messages, "--file": file})
     columns = cli_options.columns(column)
     settings = Settings.from_preset(preset, **cli_options.given(options), kl_ref=file is None)

@@ -16,7 +16,7 @@ import typer
 
 from misvo.errors import MisvoError
 from misvo.options import about, named
-from misvo.settings import PRESETS, SAMPLER, SPEED, STOPS, Settings
+from misvo.settings import LOAD_OPTIONS, PRESETS, SAMPLER, SPEED, STOPS, Settings
 
 # What everybody needs comes first; these have panels of their own in `misvo steer --help`.
 PANELS = {
@@ -27,29 +27,18 @@ PANELS = {
 LEFT_OUT = ("kl_ref", "explicit_fisher")  # always measured; of use to a benchmark alone
 SHORTER = {"max_new_tokens": 64}  # somebody at a terminal waits for the answer
 
-MODEL = "The model"  # a panel of its own, too
-Dtype = Annotated[
-    str, typer.Option(help="Precision of the weights: auto, float32, bfloat16, float16.", rich_help_panel=MODEL)
-]
-Device = Annotated[
-    str | None, typer.Option(help="Where the model runs, such as `cpu` or `cuda:0`.", rich_help_panel=MODEL)
-]
-DeviceMap = Annotated[str | None, typer.Option(help="Spread a large model, such as `auto`.", rich_help_panel=MODEL)]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.", rich_help_panel=MODEL)]
-TrustRemoteCode = Annotated[bool, typer.Option(help="Run code that comes with the checkpoint.", rich_help_panel=MODEL)]
-Quantize = Annotated[
-    str | None, typer.Option(help="`int8`: quicker on a CPU, and another model.", rich_help_panel=MODEL)
-]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="Compile the body, for GPUs; minutes, once.", rich_help_panel=MODEL)
-]
-Engine = Annotated[
-    str, typer.Option(help="What decodes: `torch`, or `vllm` for GPUs (docs/vllm.md).", rich_help_panel=MODEL)
-]
-EngineOptions = Annotated[
-    list[str],
-    typer.Option(help="`name=value` for vLLM, such as `max_model_len=4096`. May come again.", rich_help_panel=MODEL),
-]
+# Of `Policy.from_pretrained`, in a panel of its own, too: name -> kind, default, flag where it has no opposite, help
+LOAD = {
+    "dtype": (str, "auto", (), "Precision of the weights: auto, float32, bfloat16, float16."),
+    "device": (str | None, None, (), "Where the model runs, such as `cpu` or `cuda:0`."),
+    "device_map": (str | None, None, (), "Spread a large model, such as `auto`."),
+    "revision": (str | None, None, (), "Branch, tag or commit on the hub."),
+    "trust_remote_code": (bool, False, (), "Run code that comes with the checkpoint."),
+    "quantize": (str | None, None, (), "`int8`: quicker on a CPU, and another model."),
+    "compile": (bool, False, ("--compile",), "Compile the body, for GPUs; minutes, once."),
+    "engine": (str, "torch", (), "What decodes: `torch`, or `vllm` for GPUs (docs/vllm.md)."),
+    "engine_option": (list[str], [], (), "`name=value` for vLLM, such as `max_model_len=4096`. May come again."),
+}
 Columns = Annotated[
     list[str],
     typer.Option(
@@ -64,7 +53,7 @@ def columns(given: list[str]) -> dict:
     return _named_values("--column", "answer=42", given)
 
 
-def engine_options(engine: str, given: list[str]) -> dict:
+def _engine_options(engine: str, given: list[str]) -> dict:
     """The options of `--engine-option name=value`, which only vLLM has."""
     if given and engine != "vllm":
         raise MisvoError("--engine-option goes with --engine vllm.")
@@ -106,9 +95,34 @@ def given(values: dict) -> dict:
     return {**SHORTER, **chosen}
 
 
+def load_parameters() -> list[inspect.Parameter]:
+    """One keyword parameter for each option of loading a model, as typer reads them."""
+    made = []
+    for name, (kind, default, flags, says) in LOAD.items():
+        option = typer.Option(*flags, help=says, rich_help_panel="The model")
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        made.append(inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option]))
+    return made
+
+
+def to_load(values: dict) -> dict:
+    """What `Policy.from_pretrained` is given of these options."""
+    load = {name: values[name] for name in LOAD_OPTIONS}
+    return load | _engine_options(load["engine"], values["engine_option"])
+
+
+def accepts_load_options(command):
+    """A command `f(..., **options)` whose signature names every option of loading a model."""
+    return _accepts(command, load_parameters())
+
+
 def accepts_settings(command):
-    """A command `f(..., **settings)` whose signature names every setting."""
-    everything = named(command, parameters())
+    """A command `f(..., **options)` whose signature names those of loading a model and every setting."""
+    return _accepts(command, [*load_parameters(), *parameters()])
+
+
+def _accepts(command, more):
+    everything = named(command, more)
     command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in everything])
     command.__annotations__ = {p.name: p.annotation for p in everything}
     return command

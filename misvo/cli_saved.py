@@ -10,7 +10,6 @@ from typer.core import TyperCommand
 from misvo import cli_options
 from misvo.cli_process import quiet_libraries
 from misvo.errors import MisvoError
-from misvo.settings import LOAD_OPTIONS
 
 STRENGTH = "--strength"
 
@@ -62,6 +61,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
+@cli_options.accepts_load_options
 def sample(
     folder: Annotated[Path, typer.Argument(help="What `misvo steer --save` wrote, or a steering.")],
     prompt: Annotated[str | None, typer.Argument(help="What to ask. [default: the prompt of the run]")] = None,
@@ -77,28 +77,13 @@ def sample(
     column: cli_options.Columns = [],  # noqa: B006
     model: Annotated[str | None, typer.Option(help="The model. [default: the one that the run names]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all responses as JSON and nothing else.")] = False,
-    dtype: cli_options.Dtype = "auto",
-    device: cli_options.Device = None,
-    device_map: cli_options.DeviceMap = None,
-    revision: cli_options.Revision = None,
-    trust_remote_code: cli_options.TrustRemoteCode = False,
-    quantize: cli_options.Quantize = None,
-    compile: cli_options.Compile = False,
-    engine: cli_options.Engine = "torch",
-    engine_option: cli_options.EngineOptions = [],  # noqa: B006
+    **options,
 ):
     """Sample with saved vectors at several strengths and the same noise: how much is enough, how much too much?
 
     Example: `misvo sample run "How can I sleep better?" --strength 0 0.5 1 1.5 --reward length:12`
     """
-    load = dict(
-        zip(
-            LOAD_OPTIONS,
-            (dtype, device, device_map, revision, trust_remote_code, quantize, compile, engine),
-            strict=True,
-        )
-    )
-    load |= cli_options.engine_options(engine, engine_option)
+    load = cli_options.to_load(options)
     columns = cli_options.columns(column)
     quiet_libraries()
     from misvo import Policy, rewards, strengths, view
@@ -122,6 +107,7 @@ def sample(
         view.print_table(strengths.table(rows, reward))
 
 
+@cli_options.accepts_load_options
 def export(
     folder: Annotated[Path, typer.Argument(help="What `misvo steer --save` wrote, or a steering.")],
     vllm: Annotated[
@@ -129,12 +115,13 @@ def export(
     ],
     model: Annotated[str | None, typer.Option(help="The model. [default: the one that the run names]")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of what is there.")] = False,
-    dtype: cli_options.Dtype = "auto",
+    **options,
 ):
     """Write saved vectors for a vLLM server, which then steers by their name (docs/vllm.md).
 
     Example: `misvo export run --vllm steerings/calm`
     """
+    load = cli_options.to_load(options)
     quiet_libraries()
     from misvo import Policy, exported, strengths, view
 
@@ -145,7 +132,7 @@ def export(
     if vllm.exists() and not overwrite:
         raise MisvoError(f"{vllm} is there already: give another name, or --overwrite.")
     with view.loading(model):
-        policy = Policy.from_pretrained(model, dtype=dtype)
+        policy = Policy.from_pretrained(model, **load)
     steering = saved.steering
     steering.check(policy)
     about = {"model": model, "head": policy.head.fingerprint}

@@ -96,6 +96,11 @@ def texts(name, value) -> tuple[str, ...]:
     given = (value,) if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(text, str) and text for text in given):
         raise MisvoError(f"{name} must be a text or a list of texts, not {value!r}.")
+    for text in given:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # bytes of a shell that are no UTF-8 arrive as lone surrogates
+            raise MisvoError(f"{name} holds {short(ascii(text))}, which is no text: give it in UTF-8.") from error
     return tuple(given)
 
 

@@ -38,7 +38,7 @@ class Guide:
     def propose(self, step: int):
         """The policy that writes, and what is to be kept of it for learning and for weights."""
         proposal = self.misvo.propose(step)
-        return proposal if step == 0 else replace(proposal, keep=replace(proposal.keep, ratios=True))
+        return proposal if step == 0 else replace(proposal, anchored=True)
 
     def part(self, step: int, rollouts, ancestors: torch.Tensor) -> None:
         """Rows at a pause, and who goes on."""

@@ -14,7 +14,7 @@ from threading import Lock, Thread
 
 from huggingface_hub import constants, is_offline_mode
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from huggingface_hub.utils import get_session, validate_repo_id
+from huggingface_hub.utils import build_hf_headers, get_session, validate_repo_id
 
 from misvo.errors import first_line, said, short
 
@@ -30,6 +30,7 @@ class Source:
     name: str
     barrier: str | None = None
     silent: bool = False  # whether that is because the hub does not answer
+    on_hub: bool = False  # whether the hub may be asked
 
     @property
     def local_files_only(self) -> bool:
@@ -39,15 +40,10 @@ class Source:
     def reading(self):
         """Load inside of this. Not every question of the libraries heeds `local_files_only`, so where the hub is silent
         they are offline for as long as this takes."""
-        if not self.silent:
+        if not self.on_hub:
+            _make_headers()
+        with _offline() if self.silent else contextlib.nullcontext():
             yield
-            return
-        with _alone:
-            before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-            try:
-                yield
-            finally:
-                constants.HF_HUB_OFFLINE = before
 
     def explain(self, error: BaseException) -> str:
         """Why loading failed, in one line."""
@@ -69,7 +65,7 @@ def find(name, local_files_only: bool = False) -> Source:
         return Source(name, "HF_HUB_OFFLINE is set")
     why = silence(constants.ENDPOINT)
     if why is None:
-        return Source(name)
+        return Source(name, on_hub=True)
     return Source(name, f"the hub at {constants.ENDPOINT} does not answer ({why})", silent=True)
 
 
@@ -101,6 +97,27 @@ def _ask(endpoint: str) -> str | None:
     except Exception as error:  # no name, no route, no certificate, a proxy that refuses: each has errors of its own
         return short(said(error), 100)
     return f"HTTP {status}" if status in UNREACHED else None
+
+
+@contextlib.contextmanager
+def _offline():
+    """The libraries of Hugging Face ask nobody."""
+    with _alone:
+        before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+        try:
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE = before
+
+
+@cache
+def _make_headers():
+    """huggingface_hub asks the hub once a process, for the headers of its requests, which programs might have started
+    it, and makes headers for files of this machine too. Made offline first, they hold what this machine knows of that.
+    The load itself is not offline: other threads may be downloading, and a folder may name an adapter's model.
+    """
+    with _offline():
+        build_hf_headers(token=False)
 
 
 def _is_absent(error: BaseException | None) -> bool:

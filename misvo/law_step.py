@@ -82,7 +82,7 @@ class LawStep:
             mean_probs=zeros(laws, head.vocab_size, dtype=keep.law_dtype or head.dtype) if keep.fisher else None,
             hidden=zeros(*state, dtype=head.weight.dtype) if keep.hidden else None,
             squares=None if request.intervention is shared else zeros(rows, length),  # both may be None
-            log_ratios=zeros(rows, length) if keep.ratios else None,
+            log_ratios=zeros(rows, length) if request.anchored else None,
         )
         for row, beginning in enumerate(request.beginnings):
             rollouts.tokens[row, : len(beginning)] = torch.tensor(beginning, dtype=torch.long)
@@ -139,7 +139,7 @@ class LawStep:
             raise MisvoError(
                 "steering is so strong that probabilities are no longer numbers: take smaller steps or less noise."
             )
-        tokens, kept = sampler.draw(probs, keys)
+        tokens, kept = self._draw(sampler, groups, blocks, laws, probs, keys)
         chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
         rows = None  # the expected rows of a law that is not the whole one
         if kept is not None and any(group.job.request.keep.scores for group in groups):
@@ -156,7 +156,7 @@ class LawStep:
             if law.ref_tokens is not None:
                 record["changed"] = tokens[block] != law.ref_tokens
                 record["log_ratios"] = record["ref_logprobs"] - record["logprobs"]
-                if kept is not None and law.ref_kept is not None and group.job.rollouts.log_ratios is not None:
+                if kept is not None and law.ref_kept is not None and group.job.request.anchored:
                     before, after = _mass(law.ref_kept, tokens[block]), _mass(kept, tokens)[block]
                     record["log_ratios"] = before.log() - after.log()
             if rows is not None:
@@ -164,6 +164,22 @@ class LawStep:
             targets = self._record(group, record, probs[block], whole=kept is None)
             wanted += [(block, target, (group.rows, group.position)) for target in targets]
         return tokens, wanted
+
+    def _draw(self, sampler, groups, blocks, laws, probs, keys):
+        """A token for every row, and the laws that they come from where these are not the whole ones.
+
+        Anchored groups draw from what their law gives the tokens that the reference keeps.
+        """
+        pairs = zip(groups, laws, strict=True)
+        anchored = [group.job.request.anchored and law.ref_kept is not None for group, law in pairs]
+        if not any(anchored):
+            return sampler.draw(probs, keys)
+        tokens, kept = [], []
+        for block, law, within in zip(blocks, laws, anchored, strict=True):
+            drawn, left = sampler.draw(probs[block], keys[block], law.ref_kept if within else None)
+            tokens.append(drawn)
+            kept.append(left)
+        return torch.cat(tokens), Entries.join(kept) if isinstance(kept[0], Entries) else torch.cat(kept)
 
     def _law(self, group, sampler, hidden, logits, probs, keys) -> _Laws:
         """Add a group's shift to its logits and write its law to `probs`."""

@@ -1,13 +1,43 @@
 """Files of JSON lines that only grow, and why they survive a process that is killed; and what was changed since.
 
-A line that ends in a newline is whole and counts; a torn last one is cut off by whoever goes on with the file.
+One process writes, under a lock that dies with it. A line that ends in a newline is whole and counts; a torn last one
+is cut off by whoever goes on with the file.
 """
 
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from misvo.errors import MisvoError, cut
+
+
+@contextmanager
+def only_writer(lock: Path, refusal: str):
+    """Nobody else writes meanwhile; whoever comes second is told so."""
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except Timeout as error:
+        raise MisvoError(refusal) from error
+    try:
+        yield
+    finally:
+        held.release()
+
+
+@contextmanager
+def safe_write(path: Path, done: str):
+    """A write that fails costs nothing of what is done already, and says so."""
+    try:
+        yield
+    except OSError as error:
+        raise MisvoError(
+            f"{path} could not be written ({error.strerror or error}); {done} are safe, and the same command goes on "
+            "from there."
+        ) from error
 
 
 class Appender:
@@ -68,6 +98,10 @@ def write_atomically(path: Path, text: str) -> None:
     building = path.with_name(f".{path.name}.building")
     building.write_text(text, encoding="utf-8")
     os.replace(building, path)
+
+
+def some_of(changes: list[str], most: int) -> str:
+    return "; ".join(changes[:most]) + ("; …" if len(changes) > most else "")
 
 
 def difference(before, after, where="") -> list[str]:

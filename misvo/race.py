@@ -9,6 +9,7 @@ In a whole law only tokens above FLOOR run by themselves. All others run as one,
 should they win, a second race among them alone names the token; its times were not used before, so the law stays exact.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,19 @@ class Entries:
     def only(self, chosen: torch.Tensor) -> "Entries":
         """Those that `chosen` (n,) marks."""
         return Entries(self.shape, self.rows[chosen], self.tokens[chosen], self.mass[chosen])
+
+    def reweighed(self, probs: torch.Tensor) -> "Entries":
+        """What another law (B, V) gives the same tokens, as laws."""
+        held = Entries(self.shape, self.rows, self.tokens, probs[self.rows, self.tokens])
+        return Entries(self.shape, self.rows, self.tokens, (held.mass / held.row_sums()[self.rows]).to(probs.dtype))
+
+    @classmethod
+    def join(cls, parts: list["Entries"]) -> "Entries":
+        """The rows of several matrices, one below the other."""
+        starts = [0, *itertools.accumulate(part.shape[0] for part in parts)]
+        rows = torch.cat([part.rows + start for part, start in zip(parts, starts[:-1], strict=True)])
+        tokens, mass = torch.cat([part.tokens for part in parts]), torch.cat([part.mass for part in parts])
+        return cls((starts[-1], parts[0].shape[1]), rows, tokens, mass)
 
     def dense(self) -> torch.Tensor:
         return self.mass.new_zeros(self.shape).index_put_((self.rows, self.tokens), self.mass)

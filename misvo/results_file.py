@@ -3,18 +3,27 @@
     RESULTS.jsonl                 a line per finished prompt, appended whole
     RESULTS.jsonl.settings.json   the model, the reward and the settings that the lines were made with
 
-One process writes, under a lock that dies with it. Lines that are whole count when the same command comes again; what
-would mix lines of different makes is refused. Nothing is touched before there is a line to write, so that a typing
-error beside `--overwrite` costs nothing.
+One process writes. Lines that are whole count when the same command comes again; what would mix lines of different
+makes is refused. Nothing is touched before there is a line to write, so that a typing error beside `--overwrite` costs
+nothing.
 """
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from misvo.errors import MisvoError
-from misvo.lines import Appender, difference, read_json, to_line, whole_lines, write_atomically
+from misvo.lines import (
+    Appender,
+    difference,
+    only_writer,
+    read_json,
+    safe_write,
+    some_of,
+    to_line,
+    whole_lines,
+    write_atomically,
+)
 from misvo.tasks import Row
 
 ELSE = "give another file with --out, or --overwrite"
@@ -34,35 +43,24 @@ class ResultsFile:
         if self.path.is_dir():
             raise MisvoError(f"{self.path} is a folder: give --out the name of a file, such as results.jsonl.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            raise MisvoError(f"another misvo writes {self.path}: wait for it, or give another file.") from error
-        try:
+        refusal = f"another misvo writes {self.path}: wait for it, or give another file."
+        with ExitStack() as held:
+            held.enter_context(only_writer(self.path.with_name(f".{self.path.name}.lock"), refusal))
             if not self.overwrite:
                 self._adopt()
-        except BaseException:
-            self._lock.release()
-            raise
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *_):
-        if self._file is not None:
-            self._file.close()
-        self._lock.release()
+        self._held.close()
 
     def append(self, line: dict) -> None:
         """Commit one finished prompt."""
-        try:
+        with safe_write(self.path, f"the {len(self.done)} lines in it"):
             if self._file is None:
                 self._file = self._begin()
+                self._held.callback(self._file.close)
             self._file.append(to_line(line))
-        except OSError as error:
-            raise MisvoError(
-                f"{self.path} could not be written ({error.strerror or error}); the {len(self.done)} lines in it "
-                "are safe, and the same command goes on from there."
-            ) from error
         self.done[line["id"]] = line
 
     def _adopt(self):
@@ -76,8 +74,7 @@ class ResultsFile:
             return
         changes = difference(read_json(self.settings_path), self.made_with)
         if changes:
-            shown = "; ".join(changes[:4]) + ("; …" if len(changes) > 4 else "")
-            raise MisvoError(f"{self.path} was made with other settings ({shown}): {ELSE}.")
+            raise MisvoError(f"{self.path} was made with other settings ({some_of(changes, 4)}): {ELSE}.")
         asked = {row.id: _content(row.prompt, row.columns) for row in self.rows}
         for number, (line, _) in enumerate(lines, 1):
             if not isinstance(line, dict) or not {"id", "prompt", "columns", "error"} <= line.keys():

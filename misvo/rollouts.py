@@ -22,7 +22,6 @@ class Keep:
     pool: torch.Tensor | None = None  # (T, P) weights with which positions share mean laws; None: one law each
     law_dtype: torch.dtype | None = None  # in which mean laws are kept where each position has its own; None: fp32
     hidden: bool = False  # the hidden states themselves: what budgets, KL_ref and value networks need
-    ratios: bool = False  # the log-ratio of the laws sampled from: what corrects a steered proposal
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,7 @@ class Request:
     intervention: Intervention | None = None  # None: the reference policy
     keep: Keep = field(default_factory=Keep)
     stop: tuple[str, ...] = ()  # texts that end a response, where they stand in it
+    anchored: bool = False  # cut the steered law where the reference is cut, and record the log-ratio of the two
     beginnings: tuple[tuple[int, ...], ...] = ()  # of each rollout; none: all of them begin behind the prompt
     resumable: bool = False  # rows that are cut off will be continued: an engine does well to keep what it read
 
@@ -65,7 +65,9 @@ class Rollouts:
     mean_probs: torch.Tensor | Far | None = None  # p̄ (T, V), or pooled over positions (P, V); far with fisher_rows
     hidden: torch.Tensor | Far | None = None  # (K, T, d), in the model's precision
     squares: torch.Tensor | None = None  # (K, T) ‖u‖² where each row has a vector of its own
-    log_ratios: torch.Tensor | None = None  # (K, T) log of reference to steered law as sampled from: −∞ is possible
+    log_ratios: torch.Tensor | None = (
+        None  # (K, T) log π_ref/π of the sampled token, truncated laws; of anchored requests
+    )
     drawn: int = 0  # tokens that were sampled: beginnings are not, and what was dropped on the way is
     seconds: float = 0.0  # this request's share of the time that decoding took
     prefill_seconds: float = 0.0  # what reading its prompt took, where this was the first to ask for it

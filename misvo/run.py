@@ -213,6 +213,7 @@ class Run:
             intervention,
             keep,
             settings.stop or (),
+            proposal.anchored,
         )
 
     def _learn(self, step, rollouts, responses, answer) -> dict:

@@ -74,11 +74,21 @@ class Sampler:
                 logits[:, end].masked_fill_(early, -torch.inf)
         return logits
 
-    def draw(self, probs: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | Entries | None]:
+    def draw(
+        self, probs: torch.Tensor, keys: torch.Tensor, within: torch.Tensor | Entries | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | Entries | None]:
         """Tokens (B,) from the untruncated law `probs` (B, V) at the sampler's temperature, by races with these keys.
 
-        Beside them the law (B, V) that they were drawn from, where it is another one; on a CPU as its entries.
+        Beside them the law (B, V) that they were drawn from, where it is another one; on a CPU as its entries. `within`
+        is a truncated law whose tokens are kept, in the place of what truncation would keep of this one.
         """
+        if isinstance(within, Entries):
+            entries = within.reweighed(probs)
+            return entries.race(keys)[0], entries
+        if within is not None:
+            law = torch.where(within > 0, probs, 0.0)
+            law.div_(law.sum(-1, keepdim=True))
+            return race_with_all_times(law, keys), law
         if self.greedy:
             tokens = probs.argmax(-1)
             return tokens, torch.zeros_like(probs).scatter_(-1, tokens[:, None], 1.0)

@@ -5,8 +5,6 @@ import math
 import torch
 from scipy.optimize import brentq
 
-MOST_NATS = 5.0  # between the best and the worst of one look: where many are equally good, the others are not wiped out
-
 
 def importance_weights(rewards, bias, temperature) -> torch.Tensor:
     """softmax_k(r^k/λ + bias^k) in log space, (K,); what could not be scored has no weight, λ = 0 means the best."""
@@ -40,13 +38,6 @@ def temperature_for(rewards, bias, wanted: float) -> float:
     if excess(high) <= 0:
         return math.exp(high)
     return math.exp(brentq(excess, low, high))
-
-
-def patient_temperature_for(rewards, bias, wanted: float) -> float:
-    """The same, with no more than MOST_NATS between the best and the worst."""
-    known = rewards[~rewards.isnan()]
-    spread = (known.max() - known.min()).item()
-    return max(temperature_for(rewards, bias, wanted), spread / MOST_NATS)
 
 
 def systematic(weights: torch.Tensor, uniform: float) -> torch.Tensor:

@@ -34,6 +34,6 @@ if __name__ == "__main__":
         reset.write("5")  # the high-water mark starts again from here
     before = status("VmRSS")
     misvo.steer(
-        policy, "a b c", letter_reward, rollouts=rollouts, steps=3, max_new_tokens=length, **options, preset="paper"
+        policy, "a b c", letter_reward, rollouts=rollouts, steps=2, max_new_tokens=length, **options, preset="paper"
     )
     print(status("VmHWM") - before, torch.__version__)

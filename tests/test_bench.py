@@ -18,6 +18,7 @@ import torch
 from bench_helpers import content, make_config, make_world, raw_config, read_lines, to_toml
 from conftest import make_model
 from literal import Literal, replay
+from shell import run_shell
 from tolerances import room, rounding, unit
 
 import misvo
@@ -165,11 +166,10 @@ def test_ctrl_c_ends_cleanly(world, tmp_path):
 def test_the_command_prints_a_summary_and_json(world, tmp_path):
     path = tmp_path / "tiny.toml"
     path.write_text(to_toml(raw_config(world, methods=("best-of-n",), seeds=(1,))))
-    out, error = start_bench(path, tmp_path / "r").communicate(timeout=120)
-    assert "5 of 5 prompts" in out and "tiny × prompts × best-of-n" in out, error
-    assert "5/5" in error and "left" in error  # progress, as lines where there is no terminal
-    out, _ = start_bench(path, tmp_path / "r", "--json").communicate(timeout=120)
-    told = json.loads(out)
+    first, second = (run_shell("bench", path, "--output", tmp_path / "r", *more) for more in ([], ["--json"]))
+    assert "5 of 5 prompts" in first.stdout and "tiny × prompts × best-of-n" in first.stdout, first.stderr
+    assert "5/5" in first.stderr and "left" in first.stderr  # progress, as lines where there is no terminal
+    told = json.loads(second.stdout)
     assert told["fresh"] == 0 and told["complete"] and told["cells"]["tiny × prompts × best-of-n"]["finished"] == 5
 
 
@@ -194,9 +194,9 @@ def test_help_of_the_commands_is_light():
         (["profile", "--data", "x.jsonl"], "--data needs a config"),
     ],
 )
-def test_bad_commands_are_one_sentence(arguments, says, tmp_path):
-    command = [sys.executable, "-m", "misvo.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+def test_bad_commands_are_one_sentence(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run_shell(*arguments)
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: processes of its own, on the embedded model."""
+"""The command line as a user meets it: on the embedded model, in processes of its own where that is the point."""
 
 import json
 import subprocess
@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from shell import run_shell
 from tolerances import assert_near, rounding
 
 import misvo
@@ -49,7 +50,7 @@ def test_import_misvo_is_light():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_steer_saves_draws_and_speaks_json(tmp_path):
+def test_steer_saves_draws_and_speaks_json(tmp_path, smollm2):
     """The real thing, end to end: the result that the shell prints is the one that Python gets."""
     arguments = ["--json", "--save", str(tmp_path / "s"), "--plot", str(tmp_path / "p.png"), "--seed", "5"]
     done = run("steer", "Give me one tip for sleeping better.", "--reward", "length:6", *QUICK, *arguments)
@@ -58,7 +59,7 @@ def test_steer_saves_draws_and_speaks_json(tmp_path):
     assert json.loads((tmp_path / "s" / "result.json").read_text()) == printed
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     steering = misvo.Steering.from_pretrained(tmp_path / "s")
-    policy = misvo.Policy.from_pretrained("smollm2-135m")
+    policy = smollm2
     settings = {"rollouts": 3, "steps": 2, "max_new_tokens": 8, "learning_rate": 3.0, "seed": 5}
     result = misvo.steer(policy, "Give me one tip for sleeping better.", "length:6", **settings, preset="paper")
     assert printed["text"] == result.text and printed["reward"] == result.reward
@@ -70,8 +71,8 @@ def test_steer_saves_draws_and_speaks_json(tmp_path):
     assert plain != loud == policy.generate("Hello", steering=1000 * result.steering, seed=1)
 
 
-def test_steer_shows_a_readable_result(tmp_path):
-    done = run("steer", "-", "-k", "3", "-n", "2", "-t", "8", input="Say something nice.")  # the defaults
+def test_steer_shows_a_readable_result():
+    done = run_shell("steer", "-", "-k", "3", "-n", "2", "-t", "8", input="Say something nice.")  # the defaults
     assert done.returncode == 0, done.stderr
     for part in (
         "answer: sentiment",
@@ -98,19 +99,19 @@ def test_steer_shows_a_readable_result(tmp_path):
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(arguments, says):
-    done = run(*arguments)
+    done = run_shell(*arguments)
     assert done.returncode == 2
     assert says in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
 def test_theory_prints_its_verdicts(tmp_path):
-    done = run("theory", "--policies", "2", "--json", "--plot", str(tmp_path / "orders.png"))
+    done = run_shell("theory", "--policies", "2", "--json", "--plot", str(tmp_path / "orders.png"))
     assert done.returncode == 0, done.stderr
     checks = json.loads(done.stdout)
     assert checks["passed"] and len(checks["checks"]) > 40
     assert (tmp_path / "orders.png").read_bytes().startswith(b"\x89PNG")
-    assert "Theorem 1" in run("theory", "--policies", "1").stdout
+    assert "Theorem 1" in run_shell("theory", "--policies", "1").stdout
 
 
 def test_theory_exits_with_1_when_a_claim_fails(monkeypatch):
@@ -131,7 +132,7 @@ def test_theory_exits_with_1_when_a_claim_fails(monkeypatch):
 def test_a_failing_reward_leaves_what_was_done(tmp_path):
     source = tmp_path / "mine.py"
     source.write_text("calls = []\ndef f(text):\n    calls.append(1)\n    return 1 / (4 - len(calls))\n")
-    done = run("steer", "Hello there", "--reward", f"{source}:f", "--save", str(tmp_path / "s"), *QUICK)
+    done = run_shell("steer", "Hello there", "--reward", f"{source}:f", "--save", str(tmp_path / "s"), *QUICK)
     assert done.returncode == 2 and "ZeroDivisionError" in done.stderr and "Traceback" not in done.stderr
     assert len(json.loads((tmp_path / "s" / "result.json").read_text())["candidates"]) == 3
 

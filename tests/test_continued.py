@@ -28,7 +28,8 @@ def whole_request(policy, **changes):
         max_new_tokens=LENGTH,
         sampler=Sampler(temperature=0.8, top_p=0.9),
         intervention=Vectors(free, TIES["shared"](LENGTH)),
-        keep=Keep(scores=True, hidden=True, ratios=True),
+        keep=Keep(scores=True, hidden=True),
+        anchored=True,
         **changes,
     )
 
@@ -158,7 +159,7 @@ def test_what_was_kept_is_let_go():
 
 
 @pytest.mark.parametrize("sampler", [Sampler(0.8, 0.9), Sampler(1.0), Sampler(0.7, top_k=5), Sampler(1.0, min_p=0.1)])
-def test_log_ratios_are_those_of_the_laws_that_were_sampled(sampler):
+def test_anchored_laws_are_cut_where_the_reference_is_cut(sampler):
     """Against laws made from the states by the sampler's definition: the whole softmax, cut and normalised."""
     policy = make_policy("llama")
     free = torch.randn(1, policy.head.hidden_size, generator=torch.Generator().manual_seed(1))
@@ -171,13 +172,14 @@ def test_log_ratios_are_those_of_the_laws_that_were_sampled(sampler):
     for row, length in enumerate(rollouts.lengths.tolist()):
         for position in range(length):
             state, token = rollouts.hidden[row, position].double(), int(rollouts.tokens[row, position])
-            laws = [torch.softmax(weight @ (state + move) / sampler.temperature, 0) for move in (0 * u, u)]
-            before, after = (sampler.truncation.law(law[None])[0, token].log().item() for law in laws)
+            before, after = (torch.softmax(weight @ (state + move) / sampler.temperature, 0) for move in (0 * u, u))
+            cut = sampler.truncation.law(before[None])[0]
+            anchored = torch.where(cut > 0, after, 0.0)
+            expected = (cut[token].log() - (anchored / anchored.sum())[token].log()).item()
+            own = sampler.truncation.law(after[None])[0]
+            outside += int(((own > 0) & (cut == 0)).any())
+            assert cut[token] > 0
+            size = (weight.abs() @ state.abs()).max().item() / sampler.temperature
             found = rollouts.log_ratios[row, position].item()
-            if before == -torch.inf:
-                outside += 1
-                assert found == -torch.inf
-            else:
-                size = (weight.abs() @ state.abs()).max().item() / sampler.temperature
-                assert abs(found - (before - after)) <= 4 * rounding(torch.float32, 64) * size
-    assert outside > 0 or sampler.samples_whole_law  # steering brought tokens in that the reference cannot say
+            assert abs(found - expected) <= 4 * rounding(torch.float32, 64) * size
+    assert outside > 0 or sampler.samples_whole_law  # steering would have brought tokens in that the reference cuts off

@@ -4,11 +4,9 @@
 """
 
 import contextlib
-import io
 import json
 import math
 import signal
-import sys
 import time
 import warnings
 from dataclasses import fields
@@ -17,6 +15,7 @@ import pytest
 from conftest import letter_reward, make_model, make_policy, make_tokenizer
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
+from shell import run_shell
 
 import misvo
 from misvo import cli
@@ -329,22 +328,9 @@ def command_lines(draw):
     return line
 
 
-def run_shell(arguments):
-    """Exit code, standard output and standard error of `misvo ARGUMENTS`, in this process."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True) for _ in range(2))
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(sys, "argv", ["misvo", *arguments])
-        patch.setattr(sys, "stdin", io.StringIO("a b"))
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-    return code, *(stream.buffer.getvalue().decode() for stream in (out, err))
-
-
 def check_shell(arguments):
-    code, out, err = run_shell(arguments)
+    shown = run_shell(*arguments)
+    code, out, err = shown.returncode, shown.stdout, shown.stderr
     assert "Traceback" not in err and "Traceback" not in out
     assert code in (0, 2), (code, err)
     if code == 2:

@@ -16,6 +16,7 @@ from conftest import make_model, make_tokenizer
 
 import misvo
 from misvo import embedded, hub, metrics
+from misvo.bench.config import Model as ModelEntry
 from misvo.rewards import RewardModel
 
 
@@ -67,8 +68,8 @@ class SpeakingHub:
 
 
 @pytest.fixture
-def online(monkeypatch):
-    """A function that makes a hub the one of this process, which then is not offline."""
+def online(monkeypatch, tmp_path):
+    """A function that makes a hub the one of this process, which then is not offline and has asked nothing before."""
     opened = []
 
     def use(place):
@@ -76,7 +77,10 @@ def online(monkeypatch):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", place.url)
         monkeypatch.setattr(hub, "PATIENCE", 0.5)
+        monkeypatch.setattr(huggingface_hub.utils._detect_agent, "_registry", None)
+        monkeypatch.setattr(huggingface_hub.constants, "AGENT_HARNESSES_PATH", str(tmp_path / "harnesses.json"))
         hub.silence.cache_clear()
+        hub._make_headers.cache_clear()
         return place
 
     yield use
@@ -99,7 +103,8 @@ def test_a_silent_hub_is_asked_once_by_all_who_load(online):
     assert says in refusal(misvo.Policy.from_pretrained, "no-such/other-model")
     assert says in refusal(RewardModel.from_pretrained, "no-such/reward-model")
     assert says in refusal(metrics.load_encoder, "no-such/encoder")
-    assert time.monotonic() - started < 10  # four times a minute, were each file tried again and again
+    assert says in refusal(ModelEntry("no-such/model").tokenizer)
+    assert time.monotonic() - started < 10  # five times a minute, were each file tried again and again
     assert len(place.connections) == 1
 
 
@@ -149,7 +154,9 @@ def test_a_name_in_the_cache_loads_without_a_network(online, checkpoint, tmp_pat
 
 def test_folders_and_offline_machines_ask_nobody(online, checkpoint, tmp_path, monkeypatch):
     place = online(SilentHub())
-    assert misvo.Policy.from_pretrained(checkpoint).generate("a", max_new_tokens=2) is not None
+    own = misvo.Policy(make_model("llama"), make_tokenizer())
+    folder = misvo.Policy.from_pretrained(checkpoint)
+    assert folder.generate("a", samples=4, max_new_tokens=8) == own.generate("a", samples=4, max_new_tokens=8)
     for path in (tmp_path / "none", "./none", "somewhere/of/mine", "~/models/none"):
         assert "there is no such folder" in refusal(misvo.Policy.from_pretrained, path)
     message = refusal(misvo.Policy.from_pretrained, "no-such/model", local_files_only=True)

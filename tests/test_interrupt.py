@@ -15,6 +15,7 @@ import time
 import pytest
 import torch
 from conftest import letter_reward, make_policy
+from shell import run_shell
 
 import misvo
 from misvo import cli
@@ -240,7 +241,7 @@ def test_an_interrupt_of_the_last_measurement_keeps_the_whole_run(monkeypatch):
 )
 def test_the_rewards_own_sentence_shows_and_what_was_done_is_kept(world, tmp_path, reward, says):
     folder = tmp_path / "s"
-    done = subprocess.run(command(world, reward, "--save", folder), capture_output=True, text=True, timeout=120)
+    done = run_shell(*command(world, reward, "--save", folder)[3:])
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
     kept = reward == "nothing"  # where nothing was scored nothing else was done
     assert (f"misvo: what was done until then is in {folder}." in done.stderr) == kept

@@ -12,7 +12,7 @@ import misvo
 from misvo.engines.torch import TorchEngine
 from misvo.law_step import LawStep
 
-VOCAB, ROLLOUTS, LENGTH = 200_000, 16, 64
+VOCAB, ROLLOUTS, LENGTH = 80_000, 16, 64
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the high-water mark can be reset on Linux only")

@@ -1,13 +1,12 @@
 """Which method has which options: those of another one are refused where they are given, never silently ignored."""
 
 import json
-import subprocess
-import sys
 from dataclasses import fields, replace
 
 import pytest
 from bench_helpers import make_world, raw_config, read_lines, to_toml
 from conftest import letter_reward, make_policy
+from shell import run_shell
 
 import misvo
 from misvo.bench import config as configs
@@ -81,8 +80,7 @@ def test_a_preset_with_another_method_is_its_sampler():
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "misvo.cli", "steer", "a b c", "-k", "3", "-n", "2", "-t", "5", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return run_shell("steer", "a b c", "-k", "3", "-n", "2", "-t", "5", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,9 @@ def test_what_cannot_be_expressed_is_refused_when_asked_for(policy, name):
         misvo.steer(policy, "a b", letter_reward, **{name: 2})
 
 
-@pytest.mark.parametrize("options", [{"stop": 3}, {"stop": ["a", ""]}, {"top_k": -1}, {"min_p": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"stop": 3}, {"stop": ["a", ""]}, {"stop": "\udcff"}, {"top_k": -1}, {"min_p": 1.5}]
+)
 def test_bad_samplers_are_refused(policy, options):
     with pytest.raises(misvo.MisvoError, match=next(iter(options))):
         misvo.steer(policy, "a b", letter_reward, **SIZES, **options)

@@ -1,16 +1,15 @@
 """Loading: checkpoints that the tests save, precisions, and the embedded model's conversion."""
 
 import multiprocessing
-import os
 import time
 
 import pytest
 import torch
 from conftest import ENDS, letter_reward, make_model, make_tokenizer
+from convert_probe import convert
 from tolerances import assert_within, rounding
 
 import misvo
-from misvo import embedded
 from misvo.engines.torch import TorchEngine
 from misvo.rollouts import Request
 from misvo.sampling import Sampler
@@ -44,22 +43,6 @@ def test_device_and_device_map(tmp_path):
     for how in ("device", "device_map"):  # neither is ignored
         with pytest.raises((misvo.MisvoError, RuntimeError), match="nowhere"):
             misvo.Policy.from_pretrained(tmp_path, **{how: "nowhere"})
-
-
-def fake_conversion(source, folder, starts_with_bos):
-    with open(folder.parent / "conversions", "a") as log:
-        log.write(f"{os.getpid()}\n")
-    (folder / "first").write_text("half")
-    time.sleep(0.5)
-    (folder / "second").write_text("whole")
-
-
-def convert(folder):
-    embedded.wheel_paths = lambda entry: [entry.file]
-    embedded.convert = fake_conversion
-    os.environ["MISVO_CACHE"] = str(folder)
-    path = embedded.model_folder("smollm2-135m")
-    return {p.name: p.read_text() for p in path.iterdir()}
 
 
 def test_two_processes_convert_once_and_a_killed_one_leaves_nothing(tmp_path):

@@ -1,11 +1,10 @@
 """Prompts of every kind: what the model reads, written by hand, and what a reward sees."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from conftest import CHAT, letter_reward, make_model, make_policy, make_tokenizer
+from shell import run_shell
 from typer.testing import CliRunner
 
 import misvo
@@ -216,6 +215,5 @@ def test_the_command_line_has_both(monkeypatch):
         (False, None),
     ]
     for wrong in ("{", "[1]"):
-        command = [sys.executable, "-m", "misvo.cli", "steer", "a", "--chat-template-kwargs", wrong]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run_shell("steer", "a", "--chat-template-kwargs", wrong)
         assert done.returncode == 2 and "JSON object" in done.stderr and "Traceback" not in done.stderr

@@ -1,6 +1,7 @@
 """Reports: figures against an independent recomputation, pictures, the page, partial runs, profiles."""
 
 import base64
+import itertools
 import json
 import re
 import subprocess
@@ -100,6 +101,62 @@ def test_the_interval_is_paired_over_prompts(run, tmp_path):
     # there is 0.058/SD, has a standard error of √(0.025·0.975/10,000)/0.058 SD = 0.005 of the spread. Ten of them.
     spread = max(differences) - min(differences)
     assert first == pytest.approx(low, abs=0.05 * spread) and last == pytest.approx(high, abs=0.05 * spread)
+
+
+BASE = {"a": 0.125, "b": 0.5, "c": 0.25, "d": 0.75}
+GAINS = {  # of each method over the first best-of-n; multiples of 0.012, so that means of three and four have 3 digits
+    "best-of-n": dict.fromkeys("abcd", 0.0),
+    "best-of-n, equal time": {"d": 0.24, "b": 0.048, "a": 0.96},
+    "misvo": {"c": 0.012, "a": 1.2, "d": 0.0, "b": 0.12},
+}
+
+
+def made_up(task, labels):
+    """Cells whose rewards are known, each with its prompts in an order of its own."""
+
+    def row(prompt, gain):
+        known = {"prompt": prompt, "seed": 1, "reward": BASE[prompt] + gain, "kl_per_token": 0.0}
+        return known | {"diversity": 1.0, "trace": [{"mean": 0.0}]}
+
+    size = {"rollouts": 4, "steps": 2, "cost": "none"}
+    return [
+        results.Cell(
+            "tiny", task, label, {"method": label.split(",")[0], **size}, [row(*pair) for pair in GAINS[label].items()]
+        )
+        for label in labels
+    ]
+
+
+def enumerated(differences):
+    """Mean and percentile interval over all n^n samples with replacement: what a bootstrap draws from."""
+    means = sorted(np.mean(picks) for picks in itertools.product(differences, repeat=len(differences)))
+    low, high = (means[int(share * len(means))] for share in (0.025, 0.975))
+    return f"{np.mean(differences):+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def test_every_best_of_n_has_its_paired_intervals():
+    """Pairs are those of the prompts that both have; nobody is held against itself, or against what ran elsewhere."""
+    cells = made_up("both", ["misvo", "best-of-n, equal time", "best-of-n"]) + made_up("one", ["misvo", "best-of-n"])
+    task = {"source": "nowhere", "reward": "made up"}
+    loaded = results.Results(cells, {"both": task, "one": task}, [], [], [], [], {"none"}, set(), set())
+    made = {table.name: table for table in tables.all_tables(loaded)}
+    expected = {
+        (ours, theirs): enumerated([GAINS[ours][p] - GAINS[theirs][p] for p in GAINS[ours].keys() & GAINS[theirs]])
+        for ours, theirs in itertools.permutations(GAINS, 2)
+    }
+    both, one = made["both"], made["one"]
+    heads = ["vs BoN [95 % interval]", "vs best-of-n, equal time [95 % interval]"]
+    assert both.columns[5:-1] == heads and one.columns[5:-1] == heads[:1]
+    labels = {"MISVO": "misvo", "BoN (N=8)": "best-of-n", "best-of-n, equal time": "best-of-n, equal time"}
+    for row in both.rows:
+        assert row[5:-1] == [expected.get((labels[row[1]], name), "–") for name in GAINS if name != "misvo"]
+    assert [row[5] for row in one.rows] == [expected["misvo", "best-of-n"], "–"]
+    readers = (("reader", "best-of-n", {"both", "one"}), ("reader-2", "best-of-n, equal time", {"both"}))
+    for name, theirs, tasks in readers:
+        assert {row[1] for row in made[name].rows} == tasks and f"difference from {theirs} [" in made[name].caption
+        place = made[name].columns.index("Reward returned ↑")
+        for row in made[name].rows:
+            assert row[place].partition(": ")[2] == expected.get((labels[row[2]], theirs), "")
 
 
 def test_all_files_are_there_and_the_page_is_self_contained(run, tmp_path):

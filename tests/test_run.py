@@ -82,11 +82,11 @@ def test_stop_lets_what_is_decoding_end_and_asks_for_no_more():
 def test_rollouts_for_the_meter_are_asked_for_beside_the_first_step_and_not_scored():
     run = make(method="aisp", kl_ref=True, steps=1)
     first, extra = run.ask()
-    assert run.is_scored(first) and not run.is_scored(extra)
+    assert not run.is_scored(extra)
     assert first.intervention is not None and extra.intervention is None and extra.keep.hidden
     told(run, extra, None)
     assert not run.finished and run.result.reference.reward is None
-    told(run, first, [1.0, 2.0, 3.0])
+    assert told(run, first, [1.0, 2.0, 3.0])["mean"] == 2.0
     assert run.finished and run.result.kl_ref.total > 0
 
 

@@ -26,7 +26,7 @@ import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from misvo.errors import MisvoError, first_line
+from misvo.errors import MisvoError
 from misvo.fields import one_of
 from misvo.settings import ENGINES, LOAD_OPTIONS, Settings, options_of
 
@@ -59,15 +59,16 @@ class Model:
     def tokenizer(self):
         from transformers import AutoTokenizer
 
-        from misvo import embedded
+        from misvo import embedded, hub
 
         folder = embedded.model_folder(self.path) if self.path in embedded.MODELS else self.path
+        source = hub.find(folder)
+        options = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
         try:
-            return AutoTokenizer.from_pretrained(
-                folder, revision=self.revision, trust_remote_code=self.trust_remote_code
-            )
+            with source.reading():
+                return AutoTokenizer.from_pretrained(folder, local_files_only=source.local_files_only, **options)
         except (OSError, ValueError, KeyError, ImportError) as error:
-            raise MisvoError(f"no tokenizer could be loaded from {self.path!r} ({first_line(error)})") from error
+            raise MisvoError(f"no tokenizer could be loaded from {self.path!r} ({source.explain(error)})") from error
 
 
 @dataclass(frozen=True)

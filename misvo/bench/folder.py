@@ -7,19 +7,28 @@
     vectors/          the steering of each row, where that was asked for
     summary.json      counts and means, made anew whenever a session ends
 
-One process writes, under a lock that dies with it. The responses of a prompt go to disk before its row, and the row
-says where they end (`candidates_end`): on resume whatever lies behind the last whole row is cut off and done again.
+One process writes. The responses of a prompt go to disk before its row, and the row says where they end
+(`candidates_end`): on resume whatever lies behind the last whole row is cut off and done again.
 """
 
 import hashlib
 import json
+from contextlib import ExitStack
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from misvo.bench.plan import KEY, Key
 from misvo.errors import MisvoError
-from misvo.lines import Appender, difference, read_json, to_line, whole_lines, write_atomically
+from misvo.lines import (
+    Appender,
+    difference,
+    only_writer,
+    read_json,
+    safe_write,
+    some_of,
+    to_line,
+    whole_lines,
+    write_atomically,
+)
 from misvo.settings import deciding
 
 CONFIG, ENVIRONMENT, ROWS, CANDIDATES, SUMMARY = (
@@ -40,40 +49,28 @@ class RunFolder:
 
     def __enter__(self) -> "RunFolder":
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(self.path / ".lock")
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            raise MisvoError(
-                f"another misvo is at work in {self.path}: wait for it, or give another folder."
-            ) from error
-        try:
+        refusal = f"another misvo is at work in {self.path}: wait for it, or give another folder."
+        with ExitStack() as held:
+            held.enter_context(only_writer(self.path / ".lock", refusal))
             self._adopt()
-        except BaseException:
-            self._lock.release()
-            raise
+            held.callback(self._candidates.close)
+            held.callback(self._rows.close)
+            self._held = held.pop_all()
         return self
 
     def __exit__(self, *_):
-        for file in (self._rows, self._candidates):
-            file.close()
-        self._lock.release()
+        self._held.close()
 
     def append(self, row: dict, candidates: list[dict], steering=None) -> None:
         """Commit one finished prompt: vectors, then responses, then the row that vouches for them."""
         key = tuple(row[name] for name in KEY)
         row = dict(row, vectors=None)
-        try:
+        with safe_write(self.path, f"the {len(self.done)} finished rows"):
             if steering is not None and self.resolved["save_vectors"]:
                 row["vectors"] = f"vectors/{_slug(key)}"
                 steering.save_pretrained(self.path / row["vectors"])
             self._candidates.append("".join(to_line(candidate) for candidate in candidates))
             self._rows.append(to_line({**row, "candidates_end": self._candidates.size}))
-        except OSError as error:
-            raise MisvoError(
-                f"{self.path} could not be written ({error.strerror or error}); the {len(self.done)} finished rows "
-                "are safe, and the same command goes on from there."
-            ) from error
         self.done[key] = "error" not in row
 
     def write_json(self, name: str, content) -> None:
@@ -84,7 +81,7 @@ class RunFolder:
         if (self.path / CONFIG).exists():
             changes = _by_change(difference(read_config(self.path), self.resolved))
             if changes:
-                shown = "; ".join(changes[:6]) + ("; …" if len(changes) > 6 else "")
+                shown = some_of(changes, 6)
                 raise MisvoError(f"{self.path} holds a run with other settings ({shown}): give another folder.")
         elif (self.path / ROWS).exists():
             raise MisvoError(f"{self.path} holds rows but no {CONFIG}: it is no run that can go on.")

@@ -104,10 +104,16 @@ class Results:
     def of(self, model: str, task: str) -> list[Cell]:
         return [cell for cell in self.cells if cell.model == model and cell.task == task and cell.rows]
 
-    def baseline(self, model: str, task: str) -> Cell | None:
-        """Best-of-n: the cell of that name, or the first one where it is called something else."""
-        cells = [cell for cell in self.of(model, task) if cell.is_baseline]
-        return next((cell for cell in cells if cell.method == "best-of-n"), cells[0] if cells else None)
+    def baselines(self, cells: list[Cell]) -> list[str]:
+        """Labels of the best-of-n among cells: the one without a label of its own first."""
+        labels = dict.fromkeys(cell.method for cell in cells if cell.is_baseline and cell.rows)
+        return sorted(labels, key=lambda label: label != "best-of-n")
+
+    def baseline(self, model: str, task: str, label: str | None = None) -> Cell | None:
+        """The best-of-n of a label, or the first one."""
+        cells = self.of(model, task)
+        wanted = self.baselines(cells)[:1] if label is None else [label]
+        return next((cell for cell in cells if cell.method in wanted), None)
 
     def gains(self, cell: Cell) -> dict[str, float]:
         """The last step's mean reward above the reference, in the reference's standard deviations, for each prompt.
@@ -130,9 +136,9 @@ class Results:
         return {name: values for name, values in found.items() if values}
 
 
-def against_baseline(results: Results, cell: Cell, name: str = "reward") -> metrics.Difference | None:
-    """Paired bootstrap of a reading against best-of-n on the same prompts."""
-    baseline = results.baseline(cell.model, cell.task)
+def against_baseline(results: Results, cell: Cell, label: str, name: str = "reward") -> metrics.Difference | None:
+    """Paired bootstrap of a reading against the best-of-n of a label on the same prompts."""
+    baseline = results.baseline(cell.model, cell.task, label)
     if baseline is None or baseline is cell:
         return None
     ours, theirs = results.readings(cell).get(name, {}), results.readings(baseline).get(name, {})

@@ -1,12 +1,13 @@
 """The tables of a report from a `Results`, each once as rows of text; Markdown and LaTeX only differ in dress.
 
 The paper's five: SHP and MBPP+ (any task: reward, diversity, coherence, ± over seeds, difference to best-of-n), policy
-deviation (± over prompts), regularizer ablation, profile. And what a reader sees, each figure against best-of-n.
+deviation (± over prompts), regularizer ablation, profile. And what a reader sees, each figure against best-of-n. Where
+a sweep has best-of-n more than once, as with more samples for an equal time, there are differences to each of them.
 """
 
 from dataclasses import dataclass
 
-from misvo.bench.results import READINGS, Results, against_baseline
+from misvo.bench.results import READINGS, Cell, Results, against_baseline
 from misvo.metrics import Spread, spread
 
 NAMES = {"misvo": "MISVO", "aisp": "AISP", "re-control": "RE-Control", "best-of-n": "BoN"}
@@ -48,7 +49,8 @@ class Table:
 
 def all_tables(results: Results) -> list[Table]:
     made = [task_table(results, label) for label in results.tasks]
-    made += [reader_table(results), deviation_table(results), ablation_table(results), profile_table(results)]
+    made += reader_tables(results)
+    made += [deviation_table(results), ablation_table(results), profile_table(results)]
     return [table for table in made if table.rows]
 
 
@@ -57,12 +59,12 @@ def task_table(results: Results, label: str) -> Table:
     task = results.tasks[label]
     code = task["reward"] == "code"
     columns = ["Model", "Method", "Pass rate ↑" if code else "Reward ↑", "Diversity ↑", "Coherence ↑"]
-    columns += ["vs BoN [95 % interval]", "prompts × seeds"]
+    baselines = results.baselines([cell for cell in results.cells if cell.task == label])
+    columns += [*(f"vs {NAMES.get(name, name)} [95 % interval]" for name in baselines), "prompts × seeds"]
     rows, best = [], set()
     for model in results.models(label):
         cells, first = results.of(model, label), len(rows)
         for cell in cells:
-            difference = against_baseline(results, cell)
             seeds = len({row["seed"] for row in cell.rows})
             rows.append(
                 [
@@ -71,7 +73,7 @@ def task_table(results: Results, label: str) -> Table:
                     pm(cell.over_seeds("reward"), 3),
                     pm(cell.over_seeds("diversity"), 3),
                     pm(cell.over_seeds("coherence"), 3),
-                    interval(difference),
+                    *(interval(against_baseline(results, cell, name)) for name in baselines),
                     f"{len({row['prompt'] for row in cell.rows})} × {seeds}",
                 ]
             )
@@ -84,26 +86,36 @@ def task_table(results: Results, label: str) -> Table:
     return Table(label, caption, columns, rows, best)
 
 
-def reader_table(results: Results) -> Table:
-    """What a reader sees of each method: means over prompts, and what they differ by from best-of-n."""
+def reader_tables(results: Results) -> list[Table]:
+    """What a reader sees of everything, against the first best-of-n; then of what ran beside each other one."""
     shown = [cell for cell in results.cells if cell.rows and cell.by_prompt("kl_per_token")]  # not of runs of old
+    first, *others = results.baselines(shown) or ["best-of-n"]
+    made = [reader_table(results, shown, first, "reader")]
+    for number, label in enumerate(others, start=2):
+        beside = [cell for cell in shown if results.baseline(cell.model, cell.task, label)]
+        made.append(reader_table(results, beside, label, f"reader-{number}"))
+    return made
+
+
+def reader_table(results: Results, shown: list[Cell], baseline: str, table: str) -> Table:
+    """What a reader sees of each method: means over prompts, and what they differ by from a best-of-n."""
     names = [name for name in READINGS if any(name in results.readings(cell) for cell in shown)]
     rows = []
     for cell in shown:
         readings, figures = results.readings(cell), []
         for name in names:
             mean = f"{spread(readings[name].values()).mean:.3f}" if name in readings else ABSENT
-            difference = against_baseline(results, cell, name)
+            difference = against_baseline(results, cell, baseline, name)
             figures.append(mean if difference is None else f"{mean}: {interval(difference)}")
         rows.append([cell.model, cell.task, method_name(cell), *figures])
     readers = [f"fluency in nats per token of {name}" for name in sorted(results.judges)]
     readers += [f"coherence by {name}" for name in sorted(results.encoders - {"none"})]
     readers += [f"held-out reward {spec}" for spec in sorted(results.held_out)]
     caption = (
-        "What a reader sees: mean over prompts, and the paired difference from best-of-n [95 % bootstrap interval]"
+        f"What a reader sees: mean over prompts, and the paired difference from {baseline} [95 % bootstrap interval]"
     )
     caption += f" ({', '.join([*readers, 'KL of the policy that sampled the last step, in nats'])})"
-    return Table("reader", caption, ["Model", "Task", "Method", *(READINGS[name] for name in names)], rows, set())
+    return Table(table, caption, ["Model", "Task", "Method", *(READINGS[name] for name in names)], rows, set())
 
 
 def deviation_table(results: Results) -> Table:

@@ -34,6 +34,7 @@ class Proposal:
 
     intervention: Intervention | None = None  # None: the reference policy
     keep: Keep = field(default_factory=Keep)
+    anchored: bool = False  # see misvo.rollouts.Request
     pauses: tuple[int, ...] = ()  # positions at which the method says which rows go on (`PausingMethod.regroup`)
     scores_pauses: bool = False  # whether the reward scores the beginnings there
 

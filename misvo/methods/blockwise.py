@@ -8,6 +8,7 @@ With `proposal="steered"` a policy that learns from the survivors writes the bra
 """
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -40,9 +41,9 @@ class Blockwise:
         proposal = Proposal() if self.guide is None else self.guide.propose(step)
         keep = hidden_kept(proposal.keep, self.potential.learns)
         if step == 0 and self.starts_at_reference:
-            return Proposal(proposal.intervention, keep)
+            return replace(proposal, keep=keep)
         pauses = tuple(range(self.settings.block, self.settings.max_new_tokens, self.settings.block))
-        return Proposal(proposal.intervention, keep, pauses, scores_pauses=not self.potential.learns)
+        return replace(proposal, keep=keep, pauses=pauses, scores_pauses=not self.potential.learns)
 
     def regroup(self, step, rollouts, scores):
         promised = self.potential.of(rollouts, None if scores is None else scores.rewards)

@@ -10,7 +10,7 @@ With `proposal="steered"` a policy that learns from the survivors writes the row
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,7 +18,9 @@ from misvo.guide import Guide, hidden_kept
 from misvo.methods.base import Prefixes, Proposal, Update
 from misvo.potential import potential_for
 from misvo.sampling import RandomStream
-from misvo.weights import effective_sample_size, log_weights, patient_temperature_for, systematic
+from misvo.weights import effective_sample_size, log_weights, systematic, temperature_for
+
+MOST_NATS = 5.0  # between the best and the worst at a pause: where many are equally good, others are not wiped out
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Particles:
         self.starts_at_reference = self.steers or self.potential.learns  # a first round to learn from, without pauses
         self.sequential = self.starts_at_reference
         self._clouds: dict[int, _Cloud] = {}
+        self._widest = 0.0  # the largest difference between two rows at a pause so far
 
     @property
     def vectors(self):
@@ -58,9 +61,9 @@ class Particles:
         proposal = Proposal() if self.guide is None else self.guide.propose(step)
         keep = hidden_kept(proposal.keep, self.potential.learns)
         if step == 0 and self.starts_at_reference:
-            return Proposal(proposal.intervention, keep)
+            return replace(proposal, keep=keep)
         pauses = tuple(range(self.settings.block, self.settings.max_new_tokens, self.settings.block))
-        return Proposal(proposal.intervention, keep, pauses, scores_pauses=not self.potential.learns)
+        return replace(proposal, keep=keep, pauses=pauses, scores_pauses=not self.potential.learns)
 
     def regroup(self, step, rollouts, scores):
         promised = self.potential.of(rollouts, None if scores is None else scores.rewards)
@@ -99,9 +102,7 @@ class Particles:
         none = torch.zeros(count, dtype=torch.float64)
         cloud = self._clouds.setdefault(step, _Cloud(none, none, none, torch.arange(count)))
         promised = torch.where(promised.isnan() & (not last), cloud.promised, promised)  # no word on it: no gain
-        ratios = (
-            torch.zeros(count).double() if rollouts.log_ratios is None else rollouts.log_ratios.double().sum(1).cpu()
-        )
+        ratios = none if rollouts.log_ratios is None else rollouts.log_ratios.double().sum(1).cpu()
         gained, corrected = promised - cloud.promised, ratios - cloud.ratios
         cloud.temperature = self._temperature(gained, corrected)
         logs = log_weights(gained, corrected, cloud.temperature)
@@ -121,7 +122,9 @@ class Particles:
         known = gained[~gained.isnan()]
         if known.max() == known.min():
             return 1.0  # nothing to tell rows apart by
-        return patient_temperature_for(gained, corrected, settings.target_ess or len(gained) / 2)
+        self._widest = max(self._widest, (known.max() - known.min()).item())  # what is small beside it counts little
+        wanted = settings.target_ess or len(gained) / 2
+        return max(temperature_for(gained, corrected, wanted), self._widest / MOST_NATS)
 
     def _pause(self, cloud) -> int:
         """A number for the random numbers of a pause, behind those of all rollouts."""
