@@ -5,6 +5,7 @@ died, the next engine starts it again.
 """
 
 from os import PathLike
+from weakref import finalize
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
@@ -24,8 +25,7 @@ class VllmPolicy(TextPolicy):
     def __init__(self, name: str, tokenizer, own_sampler: OwnSampler, ends: tuple[int, ...], options: dict):
         self.name, self.tokenizer, self.own_sampler, self.ends = name, tokenizer, own_sampler, ends
         self.options = options  # that vLLM is started with
-        self._host = VllmHost(options, ends, tokenizer)
-        self.head = self._host.head
+        self._start()
 
     @classmethod
     def from_pretrained(
@@ -76,8 +76,7 @@ class VllmPolicy(TextPolicy):
     def host(self) -> VllmHost:
         """The vLLM that decodes, started again where it has died."""
         if self._host.dead is not None:
-            self._host = VllmHost(self.options, self.ends, self.tokenizer)
-            self.head = self._host.head
+            self._start()
         return self._host
 
     def engine(self, max_rows: int = MOST_ROWS) -> VllmEngine:
@@ -109,8 +108,13 @@ class VllmPolicy(TextPolicy):
         return self.host.max_rows
 
     def close(self) -> None:
-        """End vLLM, and the process that it runs in."""
+        """End vLLM, and the process that it runs in; so does letting go of the policy."""
         self._host.close()
+
+    def _start(self):
+        self._host = VllmHost(self.options, self.ends, self.tokenizer)
+        self.head = self._host.head
+        finalize(self, self._host.close)
 
 
 def _generation_config(folder, config, files):

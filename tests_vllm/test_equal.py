@@ -136,3 +136,20 @@ def test_records_are_dropped_when_nobody_holds_them(vllm, tiny):
     del rollouts
     policy.host.call("counts")
     assert not kept
+
+
+def test_a_reward_that_samples_from_the_policy_itself(vllm, tiny):
+    """Two engines on one vLLM, from two threads."""
+    policy = vllm(tiny())
+    alone = policy.generate("d e f", max_new_tokens=6, seed=3)
+
+    def asks(completions, **_):
+        assert policy.generate("d e f", max_new_tokens=6, seed=3) == alone
+        return [float(len(text) % 5) for text in completions]
+
+    options = {"rollouts": 4, "steps": 3, "max_new_tokens": 12, "progress": False}
+    together = misvo.steer_many(policy, ["a b", "c", "d"], asks, **options)
+    apart = [misvo.steer(policy, prompt, asks, **options) for prompt in ("a b", "c", "d")]
+    assert [[one.tokens for one in run.candidates] for run in together] == [
+        [one.tokens for one in run.candidates] for run in apart
+    ]

@@ -34,9 +34,8 @@ def test_options(option, tiny):
 
 
 def test_a_cache_that_holds_no_sequence(tiny):
-    with pytest.raises(misvo.MisvoError, match="holds 64 tokens, fewer than one sequence"):
-        sizes = {"num_gpu_blocks_override": 2, "block_size": 32, "max_model_len": 256}
-        misvo.Policy.from_pretrained(tiny(), engine="vllm", **sizes)
+    with pytest.raises(misvo.MisvoError, match="holds 32 tokens, fewer than one sequence of 512 may have"):
+        misvo.Policy.from_pretrained(tiny(), engine="vllm", num_gpu_blocks_override=2)
 
 
 def test_soft_capped_logits(tiny):

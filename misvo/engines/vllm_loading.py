@@ -37,10 +37,16 @@ def check(options: dict) -> None:
     for name in ONE:
         if options.get(name, 1) != 1:
             raise MisvoError(f"{name}={options[name]} is not supported: take 1, and more workers by --ray.")
-    blocks, size, longest = (options.get(name) for name in ("num_gpu_blocks_override", "block_size", "max_model_len"))
-    if blocks and size and longest and blocks * size < longest:
+
+
+def check_cache(config: Any) -> None:
+    """Refuse a cache in which one long sequence would wait for ever; vLLM itself looks only where it chose the size."""
+    blocks, longest = config.cache_config.num_gpu_blocks_override, config.model_config.max_model_len
+    held = ((blocks or 1) - 1) * config.cache_config.block_size  # one of the blocks is vLLM's own
+    if blocks and held < longest:
         raise MisvoError(
-            f"num_gpu_blocks_override holds {blocks * size} tokens, fewer than one sequence of max_model_len={longest}."
+            f"num_gpu_blocks_override={blocks} holds {held} tokens, fewer than one sequence of {longest} may have: "
+            "give more of them, or a smaller max_model_len."
         )
 
 
