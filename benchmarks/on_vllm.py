@@ -1,6 +1,6 @@
 """What steering costs on vLLM, against vLLM's own sampling of the same rows: CPU time, in one process, in turn.
 
-    .venv-vllm/bin/python benchmarks/vllm.py --rounds 3
+    .venv-vllm/bin/python benchmarks/on_vllm.py --rounds 3
 
 Every competitor decodes K rows of T tokens in N steps, ends of text held back, with the same sampler as what it is
 compared with: best-of-n all rows at once, the others a step after the other. The cheapest reward there is scores them.
