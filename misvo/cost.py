@@ -123,6 +123,12 @@ def suffix_term(head: Head, rollouts: Rollouts, sampler: Sampler) -> torch.Tenso
     return mean_score(head, rollouts, against_others, sampler.temperature)
 
 
+def token_scores(head: Head, rollouts: Rollouts, weights: torch.Tensor, temperature: float) -> torch.Tensor:
+    """a (W[y] − m)/τ of every token, weights a (K, T) -> (K, T, d). Ended rows have zeros."""
+    weights = weights.to(head.device, head.dtype) * rollouts.alive / temperature
+    return weights[..., None] * (head.rows(rollouts.tokens) - rollouts.score_rows)
+
+
 def mean_score(head: Head, rollouts: Rollouts, weights: torch.Tensor, temperature: float) -> torch.Tensor:
     """(1/K) Σ_i a_i (W[y_i] − m_i)/τ at every position, weights a (K, T) -> (T, d). Ended rows add nothing."""
     weights = weights.to(head.device, head.dtype) * rollouts.alive / (len(weights) * temperature)

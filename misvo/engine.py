@@ -19,6 +19,8 @@ Ticket = int
 
 
 class Engine(Protocol):
+    """An engine that decodes requests with an adapter, too, says so by `adapts = True`."""
+
     head: Head
 
     def submit(self, request: Request) -> Ticket:

@@ -6,9 +6,12 @@ Everything is linear in its sizes and nothing has the size K×T×V. The time is 
 the cache once, and a GPU cannot do that faster than its memory allows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch import nn
 
 from misvo import projection
+from misvo.adapted import LEARN
 from misvo.budget import PREFIXES, STEPS
 from misvo.cache import bytes_per_row
 from misvo.head import BLOCK_BYTES, Shift
@@ -24,6 +27,11 @@ MOST_ROWS = 256  # more at once would not be quicker
 NUCLEUS = 2.0  # to find and keep what top-p leaves of a law that is not flat
 OWN_SHIFT = 2.0  # to steer each row by a vector of its own
 RUNNER = 64  # bytes of a token while the times of its race are made
+TWO_LAWS = 5  # blocks of logits and laws while those of an adapted model are compared with the model's own
+# Of the inputs and outputs of all linear layers, as torch counts them on a CPU
+ACTIVATIONS = 1.25  # what a gradient keeps of a token
+TRAINED = 4  # an adapter, what Adam moves, and its two moments
+TRAINING = 4  # sums and parts of a gradient, the adapter before and after its budget
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,7 @@ class Shape:
     cache_in_window: float = 0.0  # bytes per token in those layers
     cache_copied: float = 0.0  # bytes per token of the largest layer that is copied as it grows, one layer at a time
     precision: int = 4  # bytes of each number of a hidden state
+    linear: int = 0  # inputs and outputs of all linear layers of the body: what adapters and their gradients grow with
     aligned: int | None = None  # where rows begin at one column (`misvo.row_layer`): the size of a head
 
     @classmethod
@@ -48,7 +57,9 @@ class Shape:
         prefix = prefix or policy.prefill([1, 2, 3, 4], 1)
         parameters = {id(p): p.numel() * p.itemsize for p in policy.model.parameters()}
         head, cache = policy.head, bytes_per_row(prefix.cache)
+        layers = [layer for layer in policy.body.modules() if isinstance(layer, nn.Linear)]
         sizes = {"vocabulary": head.vocab_size, "width": head.hidden_size, "precision": head.weight.itemsize}
+        sizes["linear"] = sum(layer.in_features + layer.out_features for layer in layers)
         return cls(policy.name, sum(parameters.values()), **sizes, **cache, aligned=policy.aligned_head(prefix))
 
     def row(self, tokens: int) -> float:
@@ -72,12 +83,21 @@ class Held:
     hidden: float = 0.0  # the same: hidden states, in the precision of the model
     update: float = 0.0  # of V numbers, while one prompt is updated or measured
     blocks: float = 0.0  # the same, of which no more than BLOCK_BYTES are there at once
+    stems: float = 0.0  # rows of a batch that are kept beside each row, while others fork from them
 
     @classmethod
     def by(cls, settings: Settings) -> "Held":
         scratch = 1.0 + (NUCLEUS if not sampler_of(settings).samples_whole_law else 0.0)
+        if settings.method in ("particles", "blockwise"):
+            hidden = 0.0 if settings.potential == "prefix" else 1.0 + settings.steps / settings.block
+            if settings.proposal == "reference":
+                return cls(scratch, hidden=hidden, stems=1.0)
+            guide = cls.by(Settings.from_preset(rollouts=settings.rollouts, max_new_tokens=settings.max_new_tokens))
+            return replace(guide, scratch=scratch, hidden=guide.hidden + hidden, expected=guide.expected + 1, stems=1.0)
         if settings.method == "best-of-n":
             return cls(scratch)
+        if settings.method == "lora":  # the states of both models
+            return cls(scratch, expected=1.0, hidden=2.0 + settings.kl_ref)
         hidden, update = float(settings.collecting_steps), 0.0
         if settings.kl_ref:
             hidden, update = hidden + 1, 3.0 * settings.rollouts  # the reference's states, and one position of them
@@ -117,7 +137,7 @@ def run_bytes(
     }
     waiting = max(rows * V * FP32, min(projection.BYTES, rows * T * V * FP32))
     decoding = {
-        "cache": rows * shape.row(prompt + T) + prompts * shape.cache(prompt),
+        "cache": (1 + held.stems) * rows * shape.row(prompt + T) + prompts * shape.cache(prompt),
         "logits": rows * held.scratch * V * FP32,
         "laws": waiting,
         "race": RUNNER * min(HEAT, rows * V),
@@ -128,6 +148,11 @@ def run_bytes(
         "laws": waiting if others else 0.0,
         "products": max(held.update * V * FP32, min(BLOCK_BYTES, held.blocks * V * FP32)),
     }
+    if settings.method == "lora":
+        adapter = settings.lora_rank * shape.linear * FP32
+        kept["adapters"] = prompts * TRAINED * adapter
+        updating["products"] = max(held.update * V * FP32, TWO_LAWS * BLOCK_BYTES)
+        updating["gradient"] = TRAINING * adapter + ACTIVATIONS * max(LEARN, prompt + T) * shape.linear * FP32
     return kept | max(decoding, updating, key=lambda parts: sum(parts.values()))
 
 

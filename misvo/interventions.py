@@ -92,6 +92,16 @@ class Noise:
 
 
 @dataclass(frozen=True)
+class Displaced:
+    """An adapted model at the prefixes of rollouts: what its states there (K, T, d) differ by from the model's own."""
+
+    states: torch.Tensor
+
+    def at(self, rows, position, hidden):
+        return self.states[rows, position].to(hidden.device) - hidden
+
+
+@dataclass(frozen=True)
 class Climb:
     """RE-Control: the shift that gradient steps on a value network add up to, at every state anew."""
 

@@ -31,11 +31,24 @@ def _by_onednn(x, weight, bias):
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-class PackedLinear(nn.Module):
+class _Product(torch.autograd.Function):
+    """The product with a packed weight, for gradients of what comes before the layer: it has none of its own."""
+
+    @staticmethod
+    def forward(ctx, x, packed, bias):
+        ctx.packed = packed
+        return _by_onednn(x, packed, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient @ ctx.packed.to_dense(), None, None
+
+
+class PackedLinear(nn.Linear):
     """A frozen linear layer in fp32, its weight packed for oneDNN; takes as much memory as the layer it replaces."""
 
     def __init__(self, layer: nn.Linear):
-        super().__init__()
+        nn.Module.__init__(self)  # the weight is no parameter here
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), ROWS)
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach(), requires_grad=False)
@@ -46,6 +59,8 @@ class PackedLinear(nn.Module):
         return self.packed.to_dense()
 
     def forward(self, x):
+        if torch.is_grad_enabled() and x.requires_grad:
+            return _Product.apply(x, self.packed, self.bias)
         return _by_onednn(x, self.packed, self.bias)
 
 

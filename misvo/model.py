@@ -10,10 +10,12 @@ from pathlib import Path
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import Cache, LinearAttentionLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from misvo import cache as kv
 from misvo import footprint
+from misvo.adapted import AdaptedModel
+from misvo.adapter import AdapterForm
 from misvo.errors import MisvoError
 from misvo.fields import parse_bytes
 from misvo.head import Head
@@ -53,6 +55,7 @@ class Model:
         self.head = _find_head(model, self.config)
         self.ends = tuple(ends_of(getattr(model, "generation_config", None), eos_token))
         self.eos_tokens = torch.tensor(self.ends, dtype=torch.long)
+        self._adapted: dict[AdapterForm, AdaptedModel] = {}
         self._check_head()
 
     def decode(self, tokens) -> str:
@@ -87,6 +90,18 @@ class Model:
     def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
         check_length(self.name, self.context_length, prompt_tokens, max_new_tokens)
 
+    def with_model(self, model) -> "Model":
+        """The same head, ends and words on another body."""
+        other = copy.copy(self)
+        other.model, other.body = model, model.base_model
+        return other
+
+    def adapted(self, form: AdapterForm) -> AdaptedModel:
+        """This model with low-rank layers beside its own, of the same tensors; made once for each form."""
+        if form not in self._adapted:
+            self._adapted[form] = AdaptedModel(self, form)
+        return self._adapted[form]
+
     @torch.no_grad()
     def prefill(self, tokens, max_new_tokens: int) -> Prefix:
         """Read a prompt once; every rollout of every step begins from what this returns."""
@@ -105,6 +120,26 @@ class Model:
         output = self.body(input_ids=ids, past_key_values=copy.deepcopy(prefix.cache), use_cache=True)
         hidden = output.last_hidden_state[:, -1].to(self.head.device)
         return Prefix(prefix.length + len(tokens), output.past_key_values, hidden)
+
+    def read(self, prompt: tuple[int, ...], responses: torch.Tensor) -> torch.Tensor:
+        """The states that the tokens of responses (n, T) were drawn from, (n, T, d), all positions at once.
+
+        Rows are padded on the right, which nothing before it can see. Attention reads the prompt once for all rows;
+        other layers need not go on from states by many tokens, or have gradients there: with these, every row reads it.
+        """
+        count, cache = len(responses), DynamicCache(config=self.model.config)
+        ids, read = torch.tensor([list(prompt)], device=self.device), responses[:, :-1].to(self.device)
+        if not {type(layer) for layer in cache.layers} <= {DynamicLayer, DynamicSlidingWindowLayer}:
+            whole = torch.cat([ids.expand(count, -1), read], 1)
+            hidden = self.body(input_ids=whole, use_cache=False).last_hidden_state[:, len(prompt) - 1 :]
+        else:
+            first = self.body(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state[:, -1:]
+            cache.reorder_cache(torch.zeros(count, dtype=torch.long))
+            hidden = first.expand(count, -1, -1)
+            if read.shape[1]:  # the last token is read by nobody
+                rest = self.body(input_ids=read, past_key_values=cache, use_cache=True).last_hidden_state
+                hidden = torch.cat([hidden, rest], 1)
+        return hidden.to(self.head.device)
 
     def body_step(self, tokens, cache, depths: torch.Tensor) -> torch.Tensor:
         """One more token for every row, (B,) -> (B, d); `depths` (B,) says how many tokens each row has read."""

@@ -57,13 +57,17 @@ class SettingsOptions(TypedDict, total=False):
     mask_after_eos: bool
     window: int | None
     block: int
-    branches: int
+    branches: int | None
     proposal: str
     potential: str
     value: str | None
     value_steps: int | None
     value_iterations: int
     value_step_size: float
+    lora_rank: int
+    lora_alpha: float
+    lora_learning_rate: float
+    lora_targets: tuple[str, ...] | None
 
 
 class Options(SettingsOptions, total=False):

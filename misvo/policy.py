@@ -5,7 +5,7 @@ from os import PathLike
 from torch import nn
 
 from misvo import embedded, int8, linear, loading
-from misvo.engines.torch import TorchEngine
+from misvo.engines.adapting import AdaptingEngine
 from misvo.errors import MisvoError, cut
 from misvo.fields import one_of
 from misvo.footprint import MOST_ROWS
@@ -69,9 +69,9 @@ class Policy(TextPolicy, Model):
         name, count, place = cut(repr(self.name), 150), _rounded(self.parameter_count), cut(self.place, 60)
         return f"Policy({name}, {count} parameters, {self.precision}, {place})"
 
-    def engine(self, max_rows: int = MOST_ROWS) -> TorchEngine:
+    def engine(self, max_rows: int = MOST_ROWS) -> AdaptingEngine:
         """Something that decodes requests for this policy, so many rows at a time."""
-        return TorchEngine(self, max_rows)
+        return AdaptingEngine(self, max_rows)
 
 
 def as_policy(thing) -> Policy:

@@ -3,12 +3,14 @@
 Where a reward declares `scores_prefixes`, its score of a beginning is what it would be as a response. Elsewhere a line
 is fitted, V(h) = R̄ + w·z(h), from the states before the LM head to the rewards of the responses that they were part of.
 A ridge holds it back: weights have the prior of a line that could explain all of the variance, N(0, 1/d), and the L
-states of one response, which share one reward, count as one observation.
+states of one response, which share one reward, count as one observation. It learns from the states that it is asked
+about, those at pauses and ends, so that what it keeps is a small part of what was decoded.
 """
 
 import torch
 
 from misvo.rollouts import Rollouts
+from misvo.settings import Settings
 from misvo.updates import conjugate_gradients
 
 
@@ -31,8 +33,9 @@ class LearnedValue:
 
     learns = True
 
-    def __init__(self):
-        self.states: list[torch.Tensor] = []  # of each response, (length, d)
+    def __init__(self, block: int):
+        self.block = block
+        self.states: list[torch.Tensor] = []  # of each response, (looks, d)
         self.rewards: list[float] = []
         self.mean = self.scale = self.weights = None
         self.level = 0.0
@@ -45,9 +48,11 @@ class LearnedValue:
 
     def learn(self, rollouts, rewards):
         scored = torch.nonzero(~rewards.isnan())[:, 0].tolist()
-        self.states += [states.double().cpu() for states in rollouts.states_of(scored)]
+        for states in rollouts.states_of(scored):
+            looks = [*range(self.block - 1, len(states) - 1, self.block), len(states) - 1]
+            self.states.append(states[looks].float().cpu())
         self.rewards += rewards[scored].tolist()
-        states = torch.cat(self.states)
+        states = torch.cat(self.states).double()
         lengths = torch.tensor([len(own) for own in self.states])
         targets = torch.tensor(self.rewards, dtype=torch.float64)
         self.level, spread = targets.mean().item(), targets.std(unbiased=False)
@@ -61,8 +66,9 @@ class LearnedValue:
         self.weights = spread * conjugate_gradients(lambda w: z.T @ (z @ w) + ridge * w, z.T @ y)
 
 
-def potential_for(setting: str, scores_prefixes: bool) -> ScoredPrefixes | LearnedValue:
+def potential_for(settings: Settings, scores_prefixes: bool) -> ScoredPrefixes | LearnedValue:
     """The one that is asked for, or the one that a reward allows."""
+    setting = settings.potential
     if setting == "auto":
         setting = "prefix" if scores_prefixes else "value"
-    return ScoredPrefixes() if setting == "prefix" else LearnedValue()
+    return ScoredPrefixes() if setting == "prefix" else LearnedValue(settings.block)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from misvo.adapter import Adapter
 from misvo.far import Far
 from misvo.interventions import Intervention
 from misvo.sampling import Sampler
@@ -48,6 +49,8 @@ class Request:
     def beginning(self, row: int) -> tuple[int, ...]:
         return self.beginnings[row] if self.beginnings else ()
 
+    adapter: Adapter | None = None  # low-rank weights, on engines that say `adapts`; None: the model as it is
+
 
 @dataclass
 class Rollouts:
@@ -63,7 +66,7 @@ class Rollouts:
     score_rows: torch.Tensor | None = None  # m of the law sampled from (K, T, d)
     fisher_rows: torch.Tensor | None = None  # m of the untruncated law (K, T, d)
     mean_probs: torch.Tensor | Far | None = None  # p̄ (T, V), or pooled over positions (P, V); far with fisher_rows
-    hidden: torch.Tensor | Far | None = None  # (K, T, d), in the model's precision
+    hidden: torch.Tensor | Far | None = None  # (K, T, d), of the model as it is, in its precision
     squares: torch.Tensor | None = None  # (K, T) ‖u‖² where each row has a vector of its own
     log_ratios: torch.Tensor | None = (
         None  # (K, T) log π_ref/π of the sampled token, truncated laws; of anchored requests

@@ -14,6 +14,7 @@ from typing import Protocol, cast
 import torch
 
 from misvo import meter
+from misvo.adapted import AdaptedModel
 from misvo.errors import RewardError
 from misvo.head import Head
 from misvo.methods import METHODS
@@ -62,10 +63,11 @@ class Run:
         settings: Settings,
         words: Words,
         scores_prefixes: bool = False,  # whether the reward has a word on beginnings of responses
+        adapted: AdaptedModel | None = None,
     ):
         self.tokens, self.head, self.settings, self.words = tokens, head, settings, words
         self.sampler, self.scores_prefixes = sampler_of(settings, words.ends), scores_prefixes
-        context = Context(head, tokens, self.sampler, settings, scores_prefixes)
+        context = Context(head, tokens, self.sampler, settings, scores_prefixes, adapted)
         self._method: Method | None = METHODS[settings.method](context)
         # Where a step may be the last one, the next is not begun before it is scored, whatever the method allows.
         self.sequential = self.method.sequential or settings.may_stop
@@ -214,6 +216,7 @@ class Run:
             keep,
             settings.stop or (),
             proposal.anchored,
+            adapter=proposal.adapter,
         )
 
     def _learn(self, step, rollouts, responses, answer) -> dict:

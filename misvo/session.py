@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Literal, Unpack
 
+from misvo.adapted import adapted_model
 from misvo.engine import Engine, Ticket
 from misvo.errors import MisvoError, RewardError
 from misvo.options import Options
@@ -111,8 +112,9 @@ class Session:
         self.policy.check_length(len(tokens), settings.max_new_tokens)
         scorer = insisting(as_reward(reward), settings.on_reward_error, settings.reward_retries)
         scores_prefixes = getattr(scorer, "scores_prefixes", False)
+        adapted = adapted_model(self.policy, self._engine, settings) if settings.method == "lora" else None
         asked = shown(prompt, self.policy.decode)
-        run = Run(asked, tokens, self.policy.head, settings, self.policy, scores_prefixes)
+        run = Run(asked, tokens, self.policy.head, settings, self.policy, scores_prefixes, adapted)
         handle = Handle(run, scorer, reward, check_columns({} if columns is None else columns))
         self._waiting.append(handle)
         return handle

@@ -40,6 +40,7 @@ METHODS = {
     "re-control": "a value network on hidden states, climbed by gradient steps at every token",
     "particles": "rows that promise more are continued more often, block by block: no vectors, the model's own words",
     "blockwise": "the best of a few continuations of each block goes on",
+    "lora": "low-rank adapters for each prompt (peft), trained by the same reward gradient",
 }
 COSTS = {
     "frozen-fisher": "Fisher at zero on reference prefixes (eq:surr-offoff), the paper's choice",
@@ -112,7 +113,8 @@ PRESETS = {
     "paper": {},  # Algorithm 1 as printed
 }
 
-MISVO, AISP, RE_CONTROL = ("misvo",), ("aisp",), ("re-control",)
+MISVO, AISP, RE_CONTROL, LORA = ("misvo",), ("aisp",), ("re-control",), ("lora",)
+GRADIENT = ("misvo", "lora")  # methods that climb the gradient of the reward
 PAUSING = ("particles", "blockwise")
 
 
@@ -154,7 +156,7 @@ class Settings:
     tie: str = option("position", "How vectors depend on the position.", names=TIES, methods=("misvo", "aisp"))
     step: str = option("euler", "How a gradient becomes a step.", names=STEPS, methods=MISVO)
     standardize: bool = option(False, "Advantages in standard deviations of the rewards so far.", methods=MISVO)
-    credit: str = option("response", "What a token earns.", names=CREDITS, methods=MISVO)
+    credit: str = option("response", "What a token earns.", names=CREDITS, methods=GRADIENT)
     step_nats: float | None = option(
         None,
         "Size of a natural or dual step, ½ sᵀFs. None: a third of the budget, or 0.5.",
@@ -171,10 +173,10 @@ class Settings:
         None,
         "Nats per response that the model may move, in place of a penalty.",
         POSITIVE,
-        methods=(*MISVO, *PAUSING),
+        methods=(*GRADIENT, *PAUSING),
     )
     kl_budget_per_token: float | None = option(
-        None, "The same in nats per token of the mean response.", POSITIVE, methods=(*MISVO, *PAUSING)
+        None, "The same in nats per token of the mean response.", POSITIVE, methods=(*GRADIENT, *PAUSING)
     )
     select: str = option("best", "Which response is returned.", names=SELECTIONS)
     on_reward_error: str = option("raise", "What a failing reward leads to.", names=REWARD_ERRORS)
@@ -195,7 +197,12 @@ class Settings:
     window: int | None = option(None, "Steer the first so many positions.", COUNT, methods=AISP)
     # particles and blockwise
     block: int = option(8, "Tokens between two looks at the rows.", COUNT, methods=PAUSING)
-    branches: int = option(4, "Continuations of a block, of which the best goes on.", COUNT, methods=("blockwise",))
+    branches: int | None = option(
+        None,
+        "Continuations of a block, of which the best goes on. None: 4 or the next that divides rollouts.",
+        COUNT,
+        methods=("blockwise",),
+    )
     proposal: str = option("reference", "Which policy writes the rows.", names=PROPOSALS, methods=PAUSING)
     potential: str = option("auto", "What a beginning is worth.", names=POTENTIALS, methods=PAUSING)
     # re-control
@@ -207,6 +214,13 @@ class Settings:
     value_step_size: float = option(
         1.0, "Size of each, in units of reward per squared length of a state.", POSITIVE, methods=RE_CONTROL
     )
+    # lora
+    lora_rank: int = option(8, "Rank of the weights beside each layer.", COUNT, methods=LORA)
+    lora_alpha: float = option(16.0, "They count by this over their rank.", POSITIVE, methods=LORA)
+    lora_learning_rate: float = option(1e-3, "Of Adam, whatever the unit of the reward.", POSITIVE, methods=LORA)
+    lora_targets: tuple[str, ...] | None = option(
+        None, "Ends of layers' names, such as q_proj. None: all linear layers of the body.", methods=LORA
+    )
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -217,6 +231,8 @@ class Settings:
         object.__setattr__(self, "chat_template_kwargs", self.chat_template_kwargs or None)
         if self.stop is not None:
             object.__setattr__(self, "stop", texts("stop", self.stop))
+        if self.lora_targets is not None:
+            object.__setattr__(self, "lora_targets", texts("lora_targets", self.lora_targets))
         if self.min_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise MisvoError(
                 f"min_new_tokens is {self.min_new_tokens}, above max_new_tokens, which is {self.max_new_tokens}."
@@ -249,18 +265,24 @@ class Settings:
             raise MisvoError(
                 f"value_steps must leave a step to steer: at most {self.steps - 1}, not {self.value_steps}."
             )
-        if self.method == "blockwise" and (self.branches < 2 or self.rollouts % self.branches):
-            raise MisvoError(
-                f"rollouts must be a multiple of branches, which are 2 or more, not {self.rollouts} of {self.branches}."
+        if self.method == "blockwise":
+            branches = self.branches or next(
+                (n for n in range(4, self.rollouts) if self.rollouts % n == 0), self.rollouts
             )
+            if branches < 2 or self.rollouts % branches:
+                raise MisvoError(
+                    f"rollouts must be a multiple of branches, which are 2 or more, not {self.rollouts} of {branches}."
+                )
+            object.__setattr__(self, "branches", branches)
         if self.greedy and self.method not in ("aisp", "re-control"):
             raise MisvoError(f"greedy tokens have no score to learn from: {self.method} samples.")
 
     @classmethod
     def from_preset(cls, preset: str = "auto", **options: Unpack[SettingsOptions]) -> "Settings":
-        """The settings of a preset, changed by `options`. For methods other than misvo a preset is its sampler.
+        """The settings of a preset, changed by `options`.
 
-        Options of other methods are refused here, where somebody gives them; the dataclass itself has them all.
+        For lora a preset is what that method has of it, for other methods than misvo its sampler. Options of other
+        methods are refused here, where somebody gives them; the dataclass itself has them all.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
@@ -279,7 +301,7 @@ class Settings:
                 raise MisvoError(f"{name} is no option of {method}, which has {has}.")
         chosen = dict(PRESETS[preset])
         if method != "misvo":
-            chosen = {name: value for name, value in chosen.items() if name in SAMPLER}
+            chosen = {name: value for name, value in chosen.items() if name in (own if method == "lora" else SAMPLER)}
         if options.get("penalty") is not None or options.get("kl_budget") is not None:
             chosen.pop("kl_budget_per_token", None)  # they take the budget's place
         if options.get("cost") == "none":
@@ -306,7 +328,7 @@ class Settings:
     def starts_at_reference(self) -> bool:
         """Whether the first step samples from the model as it is."""
         learns = self.method in PAUSING and (self.proposal == "steered" or self.potential == "value")
-        return self.method in ("misvo", "best-of-n") or learns or self.collecting_steps > 0
+        return self.method in ("misvo", "best-of-n", "lora") or learns or self.collecting_steps > 0
 
     @property
     def collecting_steps(self) -> int:

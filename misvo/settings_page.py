@@ -20,8 +20,8 @@ OPENING = """# Settings
 
 Every setting has one name: `misvo.steer(policy, prompt, reward, max_new_tokens=64)` in Python, `--max-new-tokens 64`
 in the shell (where that one is 64 unless you say otherwise), `max_new_tokens = 64` in a sweep. A preset chooses values
-for all of them, and what you give beside it wins. For methods other than `misvo` a preset is its sampler. A setting
-that your method does not have is refused.
+for all of them, and what you give beside it wins. For `lora` a preset is what that method has of it, for other methods
+than `misvo` its sampler. A setting that your method does not have is refused.
 
 """
 

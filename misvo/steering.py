@@ -117,7 +117,7 @@ def as_steering(thing) -> Steering:
         return Steering.from_pretrained(thing)
     steering = getattr(thing, "steering", thing)  # of a result
     if steering is None:
-        raise MisvoError("this result has no steering vectors: its method only chooses among samples, or had no step.")
+        raise MisvoError("this result has no steering vectors: its method makes none, or had no step.")
     if not isinstance(steering, Steering):
         raise MisvoError(f"steering is a misvo.Steering, its folder or a misvo.Result, not {type(thing).__name__}.")
     return steering

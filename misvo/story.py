@@ -35,9 +35,14 @@ def warmth(nats: float) -> float:
     return 1 - math.exp(-max(0.0, nats) / WARM)
 
 
+def _learns(result):
+    """Whether the run moved the model toward the reward."""
+    return result.steering is not None or result.settings.method == "lora"
+
+
 def _course(result):
     first, last = result.trace[0], result.trace[-1]
-    if len(result.trace) == 1 or result.steering is None:
+    if len(result.trace) == 1 or not _learns(result):
         return None
     rose = "rose" if last["mean"] > first["mean"] else "went"
     moved = f"the model moved {nats_per_token(last, result.settings.rollouts):.2f} nats per token"
@@ -55,7 +60,7 @@ def _course(result):
 def _against_sampling(result):
     """Beside the best of plain sampling: the first step's responses."""
     plain, best = result.unsteered, result.best
-    if plain is None or result.steering is None:
+    if plain is None or not _learns(result):
         return None
     count = sum(candidate.step == 0 for candidate in result.candidates)
     if best.step == 0:
@@ -75,7 +80,7 @@ def _passed_over(result):
 
 def _all_equal(result, reward):
     """Of a run that no response stands out of."""
-    steered = ", so there was nothing to steer toward" if result.steering is not None else ""
+    steered = ", so there was nothing to steer toward" if _learns(result) else ""
     told = f"All {len(result.candidates)} responses earned {reward:.3g}: none is better than another{steered}"
     return f"{told}. {ADVICE}"
 
@@ -83,7 +88,7 @@ def _all_equal(result, reward):
 def _nothing_to_learn(result):
     trace = result.trace
     quiet = sum(row.get("spread") == 0 for row in trace)
-    if result.steering is None or quiet < LITTLE_TO_LEARN * len(trace):
+    if not _learns(result) or quiet < LITTLE_TO_LEARN * len(trace):
         return None
     return (
         f"In {quiet} of {len(trace)} steps all responses earned the same: none was better than another, so those steps "

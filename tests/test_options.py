@@ -15,31 +15,41 @@ from misvo.settings import METHODS, PRESETS, SAMPLER, Settings
 
 SIZES = {"rollouts": 3, "steps": 2, "max_new_tokens": 5}
 # A value that is not the default, for every option that not all methods have; the methods as the README tells them.
-MISVO, AISP, RE = {"misvo"}, {"aisp"}, {"re-control"}
+MISVO, AISP, RE, LORA = {"misvo"}, {"aisp"}, {"re-control"}, {"lora"}
+PARTICLES, BLOCKWISE = {"particles"}, {"blockwise"}
+PAUSING = PARTICLES | BLOCKWISE
 OWNERS = {
     "cost": ("euclidean", MISVO),
     "learning_rate": (0.7, MISVO),
-    "penalty": (0.3, MISVO | AISP),
+    "penalty": (0.3, MISVO | AISP | PARTICLES),
     "law_dtype": ("bfloat16", MISVO),
     "explicit_fisher": (True, MISVO),
     "tie": ("shared", MISVO | AISP),
     "step": ("proximal", MISVO),
     "standardize": (True, MISVO),
-    "credit": ("prefix", MISVO),
-    "step_nats": (0.7, MISVO),
-    "damping": (0.7, MISVO),
-    "kl_budget": (7.0, MISVO),
-    "kl_budget_per_token": (0.7, MISVO),
+    "credit": ("prefix", MISVO | LORA),
+    "step_nats": (0.7, MISVO | PAUSING),
+    "damping": (0.7, MISVO | PAUSING),
+    "kl_budget": (7.0, MISVO | LORA | PAUSING),
+    "kl_budget_per_token": (0.7, MISVO | LORA | PAUSING),
     "sigma2": (0.7, AISP),
     "alpha": (0.7, AISP),
-    "target_ess": (2.0, AISP),
+    "target_ess": (2.0, AISP | PARTICLES),
     "greedy": (True, AISP | RE),
     "mask_after_eos": (True, AISP),
     "window": (3, AISP),
+    "block": (3, PAUSING),
+    "branches": (3, BLOCKWISE),
+    "proposal": ("steered", PAUSING),
+    "potential": ("value", PAUSING),
     "value": ("folder", RE),
     "value_steps": (1, RE),
     "value_iterations": (3, RE),
     "value_step_size": (0.7, RE),
+    "lora_rank": (3, LORA),
+    "lora_alpha": (7.0, LORA),
+    "lora_learning_rate": (0.7, LORA),
+    "lora_targets": (("q_proj",), LORA),
 }
 
 

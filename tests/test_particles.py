@@ -248,19 +248,22 @@ def test_a_learned_value_is_the_ridge_line():
     """Against the normal equations, and right about a reward that is a line of the states."""
     generator = torch.Generator().manual_seed(0)
     count, length, width = 40, 6, 4
-    hidden = torch.randn(count, length, width, generator=generator, dtype=torch.float64)
-    slope = torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64)
+    hidden = torch.randn(count, length, width, generator=generator)
+    slope = torch.tensor([1.0, -2.0, 0.5, 0.0])
     hidden[:] = hidden[:, :1]  # a response keeps its direction
-    rewards = 3 + hidden[:, 0] @ slope
+    rewards = (3 + hidden[:, 0] @ slope).double()
     lengths = torch.randint(2, length + 1, (count,), generator=generator)
     empty = torch.zeros(count, length)
     rollouts = Rollouts(empty.long(), lengths, empty, empty, empty, hidden=hidden)
-    value = LearnedValue()
+    block = 2
+    value = LearnedValue(block)
     value.learn(rollouts, rewards)
-    states = torch.cat([hidden[row, :size] for row, size in enumerate(lengths.tolist())])
+    looks = [sorted({*range(block - 1, size, block), size - 1}) for size in lengths.tolist()]
+    states = torch.cat([hidden[row, kept] for row, kept in enumerate(looks)]).double()
+    sizes = torch.tensor([len(kept) for kept in looks])
     z = (states - states.mean(0)) / states.std(0, unbiased=False)
-    y = rewards.repeat_interleave(lengths) - rewards.mean()
-    ridge = width * lengths.double().mean()
+    y = rewards.repeat_interleave(sizes) - rewards.mean()
+    ridge = width * sizes.double().mean()
     expected = torch.linalg.solve(z.T @ z + ridge * torch.eye(width).double(), z.T @ y)
     # conjugate gradients stop at a thousandth of the target
     scale = (z.T @ y).norm() * 1e-3 / ridge

@@ -23,7 +23,7 @@ from misvo.text import one_line
 
 OPTIONS = {"rollouts": 4, "steps": 3, "max_new_tokens": 6, "kl_ref": True}
 OWN = {"misvo": {"learning_rate": 2.0}}
-METHODS = ("misvo", "best-of-n", "aisp", "re-control")
+METHODS = ("misvo", "best-of-n", "aisp", "re-control", "lora")
 HOSTILE = (
     "</bdi></td><script>alert('x')</script><img src=x onerror=\"alert(1)\">&lt; $x^2$ \x1b[31m\x00 ]]> \u202e\n-->"
 )

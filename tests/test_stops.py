@@ -6,7 +6,7 @@ from conftest import letter_reward, make_policy
 import misvo
 
 SIZES = {"rollouts": 4, "steps": 12, "max_new_tokens": 10, "seed": 1}
-METHODS = ["misvo", "best-of-n", "aisp", "re-control"]
+METHODS = ["misvo", "best-of-n", "aisp", "re-control", "lora"]
 
 
 def falling():

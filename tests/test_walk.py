@@ -14,6 +14,9 @@ PACKAGE = Path(misvo.__file__).parent
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 
 
+ROOMS = ("commands.py", "session.py", "run.py", "scoring.py", "engines/adapting.py", "engines/torch.py")
+
+
 def walk():
     """The files of each numbered step, in their order."""
     text = PAGE.read_text(encoding="utf-8").split("## One prompt's way")[1].split("\n## ")[0]
@@ -70,12 +73,13 @@ def test_every_file_of_the_walk_is_on_the_way(way):
 
 def test_each_room_is_entered_from_the_one_before_it(way):
     """cli → commands → session → run and engine → batch and law step: nobody reaches past a neighbour."""
-    assert {name: way[name] for name in ("commands.py", "session.py", "run.py", "scoring.py", "engines/torch.py")} == {
+    assert {name: way[name] for name in ROOMS} == {
         "commands.py": "cli.py",
         "session.py": "commands.py",
         "run.py": "session.py",
         "scoring.py": "session.py",
-        "engines/torch.py": "policy.py",  # which makes the engine
+        "engines/adapting.py": "policy.py",  # which makes the engine
+        "engines/torch.py": "engines/adapting.py",
     }
     assert way["engines/batch.py"] == way["law_step.py"] == "engines/torch.py"
     assert way["methods/misvo.py"] == way["meter.py"] == "run.py"

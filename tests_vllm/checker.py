@@ -66,17 +66,18 @@ def check(policy, request: Request, rollouts: Rollouts) -> Found:
         kl = (steered.exp() * (steered - reference).nan_to_num(0.0)).sum(-1)
         near("kl", index, rollouts.kl[index, own], kl[own])
         probs = steered.exp().float()
-        redrawn, kept = sampler.draw(probs, keys[index, :length])
+        plain, ref_kept = sampler.draw(reference.exp().float(), keys[index, :length])
+        within = ref_kept if request.anchored and u is not None else None
+        redrawn, kept = sampler.draw(probs, keys[index, :length], within)
+        law = probs if kept is None else kept if torch.is_tensor(kept) else kept.dense()
         found.draws += length - begun
         for t in [t for t in torch.nonzero(redrawn != drawn)[:, 0].tolist() if t >= begun]:
-            excuse = gap(probs[t], keys[index, t], sampler, response[t])
+            excuse = gap(probs[t], keys[index, t], sampler, response[t], None if within is None else law[t] > 0)
             assert excuse <= TIE, f"row {index} at {t}: the race is {excuse:.3g} nats from naming {response[t]}"
             found.ties += 1
         if keep.scores:
-            law = probs if kept is None else kept if torch.is_tensor(kept) else kept.dense()
             near("score_rows", index, rollouts.score_rows[index, own], head.project(law)[own], 2 * NUMBERS)
         if rollouts.changed is not None:
-            plain, _ = sampler.draw(reference.exp().float(), keys[index, :length])
             differ = rollouts.changed[index, :length] != (drawn != plain)
             for t in [t for t in torch.nonzero(differ)[:, 0].tolist() if t >= begun]:  # ties of the reference's race
                 names = [drawn[t].item()] if not rollouts.changed[index, t] else []
@@ -84,8 +85,10 @@ def check(policy, request: Request, rollouts: Rollouts) -> Found:
                 found.ties += 1
         if rollouts.squares is not None and u is not None:
             near("squares", index, rollouts.squares[index, own], u.square().sum(-1)[own])
-        if rollouts.log_ratios is not None and u is not None and sampler.samples_whole_law:
-            near("log_ratios", index, rollouts.log_ratios[index, own], (reference - steered)[place, drawn][own])
+        if rollouts.log_ratios is not None and u is not None:
+            before = reference.exp() if ref_kept is None else ref_kept.dense()
+            ratios = (before[place, drawn].log() - law[place, drawn].log())[own]
+            near("log_ratios", index, rollouts.log_ratios[index, own], ratios)
         if states is not None:
             near("hidden", index, states[index, own], hidden[own])
         for name in ("kl", "logprobs", "ref_logprobs", "score_rows", "tokens", "changed", "squares", "log_ratios"):
@@ -130,12 +133,15 @@ def shifts(request: Request, rollout: int, length: int, hidden: torch.Tensor) ->
     return u
 
 
-def gap(probs: torch.Tensor, key: torch.Tensor, sampler, token: int) -> float:
-    """How many nats the law would have to move for its race to name this token; infinite where nothing helps."""
+def gap(probs: torch.Tensor, key: torch.Tensor, sampler, token: int, only=None) -> float:
+    """How many nats the law would have to move for its race to name this token; infinite where nothing helps.
+
+    `only` (V,) bool are the tokens that may be drawn, where it is not the sampler that says so.
+    """
     if sampler.greedy:
         return (probs.max().log() - probs[token].log()).item()
-    if sampler.samples_whole_law:
-        allowed, optional = probs > 0, torch.zeros_like(probs, dtype=torch.bool)
+    if only is not None or sampler.samples_whole_law:
+        allowed, optional = probs > 0 if only is None else only, torch.zeros_like(probs, dtype=torch.bool)
     else:
         least = sampler.truncation._least(probs[None])[0]
         allowed = probs >= least * (1 - TIE)
@@ -145,7 +151,7 @@ def gap(probs: torch.Tensor, key: torch.Tensor, sampler, token: int) -> float:
         return float("inf")
     rivals = allowed & ~optional
     rivals[token] = False
-    if sampler.samples_whole_law:
+    if only is None and sampler.samples_whole_law:
         alone = (probs > FLOOR) | (torch.arange(len(probs)) == token)
         others = exponentials(key, OTHERS) / probs[~alone].double().sum()
         fastest = torch.minimum(times[rivals & alone].min(), others)

@@ -243,9 +243,10 @@ def test_rows_that_go_on_from_beginnings(vllm, tiny, plain):
     forked = dataclasses.replace(same, beginnings=(tuple(begun.tokens[source].tolist()),) * len(alive))
     mixed = dataclasses.replace(same, beginnings=tuple(row[: 3 + n] for n, row in enumerate(same.beginnings)))
     noisy = dataclasses.replace(
-        same, intervention=noise(policy, PROMPTS[1], 40), keep=Keep(fisher="steered", hidden=True, ratios=True)
+        same, intervention=noise(policy, PROMPTS[1], 40), keep=Keep(fisher="steered", hidden=True), anchored=True
     )
-    requests = [whole, same, forked, mixed, noisy]
+    anchored = dataclasses.replace(same, sampler=Sampler(temperature=0.8, top_p=0.9), anchored=True)
+    requests = [whole, same, forked, mixed, noisy, anchored]
     results, _ = decode(policy, requests)
     check_all(plain, requests, results)
     assert preempted and torch.equal(results[1].tokens, results[0].tokens[alive])

@@ -135,3 +135,8 @@ def test_interventions_of_the_body(vllm, tiny):
     policy = vllm(tiny())
     with pytest.raises(misvo.MisvoError, match=r"OfTheBody changes the body of the model.*engine='torch'"):
         policy.engine().submit(request(policy, [5, 6, 7], how=OfTheBody()))
+
+
+def test_methods_of_the_body(vllm, tiny):
+    with pytest.raises(misvo.MisvoError, match="method='lora' runs on the one of transformers"):
+        misvo.steer(vllm(tiny()), "a b", lambda completions, **_: [1.0] * len(completions), method="lora")

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from misvo.bench.results import READINGS, Cell, Results, against_baseline
 from misvo.metrics import Spread, spread
 
-NAMES = {"misvo": "MISVO", "aisp": "AISP", "re-control": "RE-Control", "best-of-n": "BoN"}
+NAMES = {
+    "misvo": "MISVO",
+    "aisp": "AISP",
+    "re-control": "RE-Control",
+    "best-of-n": "BoN",
+    "lora": "LoRA",
+}  # else: as it is
 TITLES = {"shp": "SHP", "mbpp-plus": "MBPP+", "humaneval": "HumanEval", "prompts": "Prompts"}
 REGULARIZERS = {
     "frozen-fisher": "off-policy rollouts, off-policy Fisher (frozen-fisher)",
@@ -182,7 +188,7 @@ def profile_table(results: Results) -> Table:
 
 def method_name(cell) -> str:
     return (
-        f"{NAMES[cell.method]} (N={cell.generations})"
+        f"{NAMES.get(cell.method, cell.method)} (N={cell.generations})"
         if cell.method == "best-of-n"
         else NAMES.get(cell.method, cell.method)
     )

@@ -53,6 +53,8 @@ class TorchEngine(Engine):
         self._submitted = 0
 
     def submit(self, request: Request) -> Ticket:
+        if request.adapter is not None:
+            raise MisvoError("this engine decodes the model as it is: requests with an adapter go to AdaptingEngine.")
         self._check_memory(request)
         seconds = self._read(request)
         job = self._steps.open(request)
@@ -67,8 +69,12 @@ class TorchEngine(Engine):
         return bool(self._batch.groups or self._waiting)
 
     def room(self, request: Request) -> bool:
-        load = len(self._batch) + sum(len(waiting.group.rows) for waiting in self._waiting)
-        return load == 0 or load + len(self._stems) + len(request.rollouts) <= self.max_rows
+        return self.load == 0 or self.load + len(self._stems) + len(request.rollouts) <= self.max_rows
+
+    @property
+    def load(self) -> int:
+        """Rows that decode or wait to."""
+        return len(self._batch) + sum(len(waiting.group.rows) for waiting in self._waiting)
 
     def cancel(self, ticket: Ticket) -> None:
         job = self._jobs.pop(ticket, None)

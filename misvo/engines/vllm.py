@@ -216,6 +216,8 @@ class VllmEngine(Engine):
         self._submitted = 0
 
     def submit(self, request: Request) -> Ticket:
+        if request.adapter is not None:
+            raise MisvoError("vLLM runs the model as it is, without an adapter: take engine='torch'.")
         if request.intervention is not None and not isinstance(request.intervention, DECODED):
             kind = type(request.intervention).__name__
             raise MisvoError(f"{kind} changes the body of the model, which vLLM runs: take engine='torch'.")

@@ -4,6 +4,7 @@ from misvo.methods.aisp import Aisp
 from misvo.methods.base import Method
 from misvo.methods.best_of_n import BestOfN
 from misvo.methods.blockwise import Blockwise
+from misvo.methods.lora import Lora
 from misvo.methods.misvo import Misvo
 from misvo.methods.particles import Particles
 from misvo.methods.re_control import ReControl
@@ -15,4 +16,5 @@ METHODS: dict[str, type[Method]] = {
     "re-control": ReControl,
     "particles": Particles,
     "blockwise": Blockwise,
+    "lora": Lora,
 }

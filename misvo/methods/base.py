@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from misvo.adapted import AdaptedModel
+from misvo.adapter import Adapter
 from misvo.head import Head
 from misvo.interventions import Intervention
 from misvo.rollouts import Keep, Rollouts
@@ -26,6 +28,7 @@ class Context:
     sampler: Sampler
     settings: Settings
     scores_prefixes: bool = False  # whether the reward has a word on beginnings of responses
+    adapted: AdaptedModel | None = None  # the model with adapters, for methods that train them
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Proposal:
     anchored: bool = False  # see misvo.rollouts.Request
     pauses: tuple[int, ...] = ()  # positions at which the method says which rows go on (`PausingMethod.regroup`)
     scores_pauses: bool = False  # whether the reward scores the beginnings there
+    adapter: Adapter | None = None  # None: the model as it is
 
 
 @dataclass(frozen=True)

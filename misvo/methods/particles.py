@@ -41,7 +41,7 @@ class Particles:
 
     def __init__(self, context):
         self.context, self.settings = context, context.settings
-        self.potential = potential_for(context.settings.potential, context.scores_prefixes)
+        self.potential = potential_for(context.settings, context.scores_prefixes)
         self.guide = Guide(context) if context.settings.proposal == "steered" else None
         self.steers = self.guide is not None
         self.starts_at_reference = self.steers or self.potential.learns  # a first round to learn from, without pauses
