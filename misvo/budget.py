@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from misvo.far import beside
 from misvo.head import Head, centred, log_partition, softmax, token_kl
 from misvo.rollouts import Rollouts
 from misvo.sampling import Sampler
@@ -56,10 +57,8 @@ class KLBudget:
         """The largest factor α ≤ 1 for which the sequence KL of α·u is predicted to stay within the budget."""
         self._learn(rollouts)
         self.limit = self.for_lengths(rollouts.lengths)
-        aim, predict = self.limit / (1 + self._noise), self._predictor(u)
-        factor, self.predicted = 1.0, predict(1.0)
-        if self.predicted > aim:
-            factor, self.predicted = _largest(predict, aim, self.predicted)
+        aim, asked = self.limit / (1 + self._noise), (list(self._visited), u, self.sampler, self._excess)
+        factor, self.predicted = beside(self.head, rollouts, rollouts.hidden, _fit, *asked, aim)
         self._foreseen = self.predicted / self._excess
         return factor
 
@@ -89,33 +88,44 @@ class KLBudget:
         rows, positions = places[picks.to(places.device)].unbind(1)
         share = len(places) / (len(rollouts.tokens) * len(picks))
         seen = share * rollouts.kl[rows, positions].sum().item()
-        self._visited.append(_Visited(rollouts.hidden[rows, positions], positions, share, measured, seen))
+        self._visited.append(_Visited(rollouts.states(rows, positions), positions, share, measured, seen))
 
-    def _predictor(self, u):
-        """α -> predicted nats per response, from exact token KLs at prefixes of the last steps."""
-        temperature = self.sampler.temperature
-        shared = u.stride(0) == 0  # one vector for all positions: one shift for all prefixes
-        common = self.head.shift(u[:1]).div_(temperature)[0] if shared else None
-        weights = [FORGET**age for age in reversed(range(len(self._visited)))]
-        measured, seen, parts = 0.0, 0.0, []
-        for weight, visited in zip(weights, self._visited, strict=True):
-            measured, seen = measured + weight * visited.measured, seen + weight * visited.seen
-            for hidden, positions in zip(visited.hidden.split(CHUNK), visited.positions.split(CHUNK), strict=True):
-                logits = centred(self.sampler.tempered(self.head.logits(hidden), positions))
-                shift = common if shared else self.head.shift(u[positions]).div_(temperature)
-                parts.append((weight * visited.share / sum(weights), logits, shift, log_partition(logits)))
-        # What the samples say of the steps that they are from, against what those measured: accidents cancel.
-        luck = min(max(measured / seen, 1 / DOUBT), DOUBT) if seen > 0 else 1.0
 
-        def predict(factor):
-            nats = 0.0
-            for weight, logits, shift, ref_partition in parts:
-                moved = factor * shift
-                probs, partition = softmax(logits + moved)
-                nats += weight * token_kl(ref_partition, partition, probs, moved).sum().item()
-            return self._excess * luck * nats
+def _fit(head: Head, _, visited: list[_Visited], u, sampler: Sampler, excess: float, aim: float):
+    """The largest factor α ≤ 1 for which α·u is predicted to cost no more than `aim`, and that prediction.
 
-        return predict
+    The head does all of the work, so this is called where it is (`misvo.far`): a sample of states goes there.
+    """
+    predict = _predictor(head, visited, u, sampler, excess)
+    at_one = predict(1.0)
+    return (1.0, at_one) if at_one <= aim else _largest(predict, aim, at_one)
+
+
+def _predictor(head: Head, steps: list[_Visited], u, sampler: Sampler, excess: float):
+    """α -> predicted nats per response, from exact token KLs at prefixes of the last steps."""
+    temperature = sampler.temperature
+    shared = u.stride(0) == 0  # one vector for all positions: one shift for all prefixes
+    common = head.shift(u[:1]).div_(temperature)[0] if shared else None
+    weights = [FORGET**age for age in reversed(range(len(steps)))]
+    measured, seen, parts = 0.0, 0.0, []
+    for weight, visited in zip(weights, steps, strict=True):
+        measured, seen = measured + weight * visited.measured, seen + weight * visited.seen
+        for hidden, positions in zip(visited.hidden.split(CHUNK), visited.positions.split(CHUNK), strict=True):
+            logits = centred(sampler.tempered(head.logits(hidden), positions))
+            shift = common if shared else head.shift(u[positions]).div_(temperature)
+            parts.append((weight * visited.share / sum(weights), logits, shift, log_partition(logits)))
+    # What the samples say of the steps that they are from, against what those measured: accidents cancel.
+    luck = min(max(measured / seen, 1 / DOUBT), DOUBT) if seen > 0 else 1.0
+
+    def predict(factor):
+        nats = 0.0
+        for weight, logits, shift, ref_partition in parts:
+            moved = factor * shift
+            probs, partition = softmax(logits + moved)
+            nats += weight * token_kl(ref_partition, partition, probs, moved).sum().item()
+        return excess * luck * nats
+
+    return predict
 
 
 def _largest(predict, aim, at_one, rounds=12):

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from misvo import __version__, cli_help, cli_options, cli_saved
 from misvo.cli_process import plain_warnings, quiet_libraries
 from misvo.errors import MisvoError, cut
-from misvo.settings import COSTS, METHODS, Settings
+from misvo.settings import COSTS, ENGINES, METHODS, Settings
 
 
 class _Stopped(Exception):
@@ -45,6 +45,7 @@ class Kind(StrEnum):
     methods = "methods"
     costs = "costs"
     tasks = "tasks"
+    engines = "engines"
 
 
 def _version(wanted: bool):
@@ -249,6 +250,7 @@ def profile(
 
 
 app.command()(cli_saved.rescore)
+app.command()(cli_saved.export)
 app.command(cls=cli_saved.SeveralStrengths)(cli_saved.sample)
 
 
@@ -284,7 +286,7 @@ def cache(
 
 @app.command("list")
 def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
-    """List what goes by a name: models, rewards, methods, costs, tasks."""
+    """List what goes by a name: models, rewards, methods, costs, tasks, engines."""
     examples: dict[str, str] = {}
     if kind is Kind.models:
         from misvo.embedded import MODELS
@@ -300,7 +302,7 @@ def list_names(kind: Annotated[Kind, typer.Argument(help="What to list.")]):
 
         rows = {name: about for name, (_, about) in TASKS.items()}
     else:
-        rows = METHODS if kind is Kind.methods else COSTS
+        rows = {Kind.methods: METHODS, Kind.costs: COSTS, Kind.engines: ENGINES}[kind]
     width = max(map(len, rows))
     for name, about in rows.items():
         typer.echo(f"{name:<{width}}  {about}")

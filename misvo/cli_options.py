@@ -36,6 +36,8 @@ LOAD = {
     "trust_remote_code": (bool, False, (), "Run code that comes with the checkpoint."),
     "quantize": (str | None, None, (), "`int8`: quicker on a CPU, and another model."),
     "compile": (bool, False, ("--compile",), "Compile the body, for GPUs; minutes, once."),
+    "engine": (str, "torch", (), "What decodes: `torch`, or `vllm` for GPUs (docs/vllm.md)."),
+    "engine_option": (list[str], [], (), "`name=value` for vLLM, such as `max_model_len=4096`. May come again."),
 }
 Columns = Annotated[
     list[str],
@@ -48,13 +50,24 @@ Columns = Annotated[
 
 def columns(given: list[str]) -> dict:
     """The columns of `--column name=value`."""
+    return _named_values("--column", "answer=42", given)
+
+
+def _engine_options(engine: str, given: list[str]) -> dict:
+    """The options of `--engine-option name=value`, which only vLLM has."""
+    if given and engine != "vllm":
+        raise MisvoError("--engine-option goes with --engine vllm.")
+    return _named_values("--engine-option", "max_model_len=4096", given)
+
+
+def _named_values(option: str, example: str, given: list[str]) -> dict:
     found = {}
     for entry in given:
         name, equals, text = entry.partition("=")
         if not equals or not name.isidentifier():
-            raise MisvoError(f"--column takes name=value, such as --column answer=42, not {entry!r}.")
+            raise MisvoError(f"{option} takes name=value, such as {option} {example}, not {entry!r}.")
         if name in found:
-            raise MisvoError(f"--column {name} was given twice: a list is written as {name}='[1, 2]'.")
+            raise MisvoError(f"{option} {name} was given twice: a list is written as {name}='[1, 2]'.")
         found[name] = _json_or_text(text)
     return found
 
@@ -85,8 +98,7 @@ def given(values: dict) -> dict:
 def load_parameters() -> list[inspect.Parameter]:
     """One keyword parameter for each option of loading a model, as typer reads them."""
     made = []
-    for name in LOAD_OPTIONS:
-        kind, default, flags, says = LOAD[name]
+    for name, (kind, default, flags, says) in LOAD.items():
         option = typer.Option(*flags, help=says, rich_help_panel="The model")
         keyword = inspect.Parameter.KEYWORD_ONLY
         made.append(inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option]))
@@ -95,7 +107,8 @@ def load_parameters() -> list[inspect.Parameter]:
 
 def to_load(values: dict) -> dict:
     """What `Policy.from_pretrained` is given of these options."""
-    return {name: values[name] for name in LOAD_OPTIONS}
+    load = {name: values[name] for name in LOAD_OPTIONS}
+    return load | _engine_options(load["engine"], values["engine_option"])
 
 
 def accepts_load_options(command):

@@ -105,3 +105,36 @@ def sample(
         typer.echo(json.dumps({"model": model, "prompt": asked, "reward": reward, "strengths": list(map(vars, rows))}))
     else:
         view.print_table(strengths.table(rows, reward))
+
+
+@cli_options.accepts_load_options
+def export(
+    folder: Annotated[Path, typer.Argument(help="What `misvo steer --save` wrote, or a steering.")],
+    vllm: Annotated[
+        Path, typer.Option("--vllm", help="Folder to write, such as `steerings/calm`: its name is what requests say.")
+    ],
+    model: Annotated[str | None, typer.Option(help="The model. [default: the one that the run names]")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of what is there.")] = False,
+    **options,
+):
+    """Write saved vectors for a vLLM server, which then steers by their name (docs/vllm.md).
+
+    Example: `misvo export run --vllm steerings/calm`
+    """
+    load = cli_options.to_load(options)
+    quiet_libraries()
+    from misvo import Policy, exported, strengths, view
+
+    saved = strengths.read(folder)
+    model = model or saved.model
+    if model is None:
+        raise MisvoError(f"{folder} does not say which model it was made for: give --model.")
+    if vllm.exists() and not overwrite:
+        raise MisvoError(f"{vllm} is there already: give another name, or --overwrite.")
+    with view.loading(model):
+        policy = Policy.from_pretrained(model, **load)
+    steering = saved.steering
+    steering.check(policy)
+    about = {"model": model, "head": policy.head.fingerprint}
+    exported.export(policy.head, steering.vectors, steering.tie != "position", vllm, about)
+    typer.echo(f'{vllm}: start vLLM with MISVO_STEERINGS={vllm.parent} and ask for "misvo": "{vllm.name}".')

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from misvo.fisher import Fisher
+from misvo.far import Far
+from misvo.fisher import FarFisher, Fisher
 from misvo.head import Head
 from misvo.rollouts import Law, Rollouts
 from misvo.sampling import Sampler
@@ -71,6 +72,8 @@ class FrozenFisher(Cost):
         return self.fisher.product(c)
 
     def _fisher(self, rollouts):
+        if isinstance(rollouts.mean_probs, Far):
+            return FarFisher(rollouts.mean_probs, self.sampler.temperature, self.tie)
         return Fisher(self.head, rollouts.mean_probs, rollouts.fisher_rows, self.sampler.temperature, self.tie)
 
 

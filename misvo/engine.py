@@ -3,12 +3,15 @@
     ticket = engine.submit(request)
     while finished := engine.advance(): ...      # one token for every row in flight; what it finished
 
-Implementations are in `misvo.engines`, one file each. Random numbers have addresses, so a request gives the same
-tokens on every engine, in whatever company, up to near ties of the last digits.
+Implementations are classes of this protocol in `misvo.engines`, one file each. Random numbers have addresses, so a
+request gives the same tokens on every engine, in whatever company, up to near ties of the last digits.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
+from misvo.errors import MisvoError
 from misvo.head import Head
 from misvo.rollouts import Request, Rollouts
 
@@ -48,3 +51,27 @@ class Engine(Protocol):
     def close(self) -> None:
         """Drop everything."""
         ...
+
+    def run(self, request: Request) -> Rollouts:
+        """Decode one request to its end."""
+        ticket = self.submit(request)
+        while self.busy:
+            for finished, rollouts in self.advance():
+                if finished == ticket:
+                    return rollouts
+        raise MisvoError("the request was cancelled.")
+
+    def run_many(self, requests: Sequence[Request]) -> list[Rollouts]:
+        """Decode requests of different prompts to their end, together as far as there is room."""
+        left = deque(enumerate(requests))
+        flying: dict[Ticket, int] = {}  # index of each request
+        done: dict[int, Rollouts] = {}
+        while left or flying:
+            while left and self.room(left[0][1]):
+                index, request = left.popleft()
+                flying[self.submit(request)] = index
+            for ticket, rollouts in self.advance():
+                index = flying.pop(ticket)
+                done[index] = rollouts
+                self.forget(requests[index].prompt)
+        return [done[index] for index in range(len(requests))]

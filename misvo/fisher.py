@@ -5,6 +5,8 @@ from functools import cached_property
 
 import torch
 
+from misvo.errors import MisvoError
+from misvo.far import Far
 from misvo.head import BLOCK_BYTES, Head
 from misvo.tie import Tie
 
@@ -85,6 +87,25 @@ class Fisher:
         for matrix, probs in zip(matrices, self.mean_probs, strict=True):
             matrix.addmm_(W.T, probs[:, None].to(W) * W)
         return ExplicitFisher(matrices.div_(self.temperature**2))
+
+
+@dataclass(frozen=True)
+class FarFisher:
+    """The same products, made where the mean laws are: vectors (r, d) go there and come back."""
+
+    laws: Far
+    temperature: float = 1.0
+    tie: Tie | None = None
+
+    def product(self, c: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+        return self.laws.run(_product, c, self.temperature, self.tie)
+
+    def formed(self) -> "ExplicitFisher":
+        raise MisvoError("explicit_fisher holds d×d matrices, which stay with the engine: leave it out here.")
+
+
+def _product(head, rollouts, c, temperature, tie):
+    return Fisher(head, rollouts.mean_probs, rollouts.fisher_rows, temperature, tie).product(c.to(head.device))
 
 
 @dataclass(frozen=True)

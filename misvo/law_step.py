@@ -100,7 +100,7 @@ class LawStep:
         job.rollouts.drawn = 0
         if job.rollouts.ended is not None:
             job.rollouts.ended.zero_()
-        if job.rollouts.mean_probs is not None:
+        if isinstance(job.rollouts.mean_probs, torch.Tensor):
             job.rollouts.mean_probs.zero_()
 
     def forget(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from misvo.far import beside
 from misvo.head import Head, centred, log_partition, softmax, token_kl
 from misvo.interventions import Intervention, Vectors
 from misvo.result import Divergence, Moved
@@ -17,6 +18,11 @@ from misvo.sampling import Sampler
 @torch.no_grad()
 def kl_ref(head: Head, reference: Rollouts, steering: Intervention, sampler: Sampler) -> Divergence:
     """(1/K) Σ_i Σ_t KL(π_u ‖ π_ref) over the prefixes of K reference rollouts, position by position."""
+    return Divergence(beside(head, reference, reference.hidden, _nats, steering, sampler))
+
+
+def _nats(head, reference, steering, sampler) -> list[float]:
+    """KL_ref of every position."""
     per_position = []
     for t in range(reference.tokens.shape[1]):
         logits, shift = _at(head, reference, steering, t, sampler)
@@ -24,7 +30,7 @@ def kl_ref(head: Head, reference: Rollouts, steering: Intervention, sampler: Sam
         probs, partition = softmax(logits.add_(shift))
         kl = token_kl(ref_partition, partition, probs, shift.expand_as(probs))
         per_position.append(kl.sum().item() / len(reference.tokens))
-    return Divergence(per_position)
+    return per_position
 
 
 @torch.no_grad()
@@ -39,15 +45,24 @@ def most_moved(
     tokens: int = 5,
 ) -> list[Moved]:
     """The positions with the largest KL_ref, and the tokens whose mean probability over the prefixes rose most."""
-    found = []
     ranked = sorted(range(len(kl.per_position)), key=lambda t: -kl.per_position[t])
-    for t in [t for t in ranked[:positions] if kl.per_position[t] > 0]:
+    places = [t for t in ranked[:positions] if kl.per_position[t] > 0]
+    found = beside(head, reference, reference.hidden, _rises, steering, sampler, places, tokens)
+    return [
+        Moved(t, kl.per_position[t], [(spell(token), *probabilities) for token, *probabilities in rises])
+        for t, rises in zip(places, found, strict=True)
+    ]
+
+
+def _rises(head, reference, steering, sampler, places, count) -> list[list[tuple[int, float, float]]]:
+    """At each place the tokens whose mean probability rose most, with that probability before and after."""
+    found = []
+    for t in places:
         logits, shift = _at(head, reference, steering, t, sampler)
         before = softmax(logits)[0].mean(0)
         after = softmax(logits.add_(shift))[0].mean(0)
-        top = (after - before).topk(min(tokens, head.vocab_size)).indices.tolist()
-        rises = [(spell(v), before[v].item(), after[v].item()) for v in top]
-        found.append(Moved(t, kl.per_position[t], rises))
+        top = (after - before).topk(min(count, head.vocab_size)).indices.tolist()
+        found.append([(v, before[v].item(), after[v].item()) for v in top])
     return found
 
 

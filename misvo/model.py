@@ -53,7 +53,7 @@ class Model:
         self.config = model.config.get_text_config(decoder=True)
         self.body = model.base_model
         self.head = _find_head(model, self.config)
-        self.ends = tuple(_eos_tokens(model, eos_token))
+        self.ends = tuple(ends_of(getattr(model, "generation_config", None), eos_token))
         self.eos_tokens = torch.tensor(self.ends, dtype=torch.long)
         self._adapted: dict[AdapterForm, AdaptedModel] = {}
         self._check_head()
@@ -88,12 +88,7 @@ class Model:
         return getattr(self.config, "max_position_embeddings", None)
 
     def check_length(self, prompt_tokens: int, max_new_tokens: int) -> None:
-        limit = self.context_length
-        if limit is not None and prompt_tokens + max_new_tokens > limit:
-            raise MisvoError(
-                f"the prompt has {prompt_tokens} tokens and max_new_tokens is {max_new_tokens}, "
-                f"but {self.name} has a context of {limit} tokens."
-            )
+        check_length(self.name, self.context_length, prompt_tokens, max_new_tokens)
 
     def with_model(self, model) -> "Model":
         """The same head, ends and words on another body."""
@@ -215,10 +210,18 @@ def _find_head(model, config) -> Head:
     return Head(layer.weight, layer.bias, scale=scales[0] if scales else 1.0)
 
 
-def _eos_tokens(model, eos_token) -> list[int]:
+def check_length(name: str, limit: int | None, prompt_tokens: int, max_new_tokens: int) -> None:
+    """Refuse what is longer than the context of a model."""
+    if limit is not None and prompt_tokens + max_new_tokens > limit:
+        raise MisvoError(
+            f"the prompt has {prompt_tokens} tokens and max_new_tokens is {max_new_tokens}, "
+            f"but {name} has a context of {limit} tokens."
+        )
+
+
+def ends_of(generation_config, eos_token: int | None) -> list[int]:
     """Every token that ends a response: generation_config may list several, the tokenizer names one."""
-    config = getattr(model, "generation_config", None)
-    listed = getattr(config, "eos_token_id", None)
+    listed = getattr(generation_config, "eos_token_id", None)
     listed = listed if isinstance(listed, list) else [listed]
     return sorted({token for token in [*listed, eos_token] if token is not None})
 

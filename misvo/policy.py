@@ -1,7 +1,5 @@
 """A frozen model and its tokenizer, ready to be steered: what users load, sample from and hand to `misvo.steer`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
 
 from torch import nn
@@ -9,27 +7,15 @@ from torch import nn
 from misvo import embedded, int8, linear, loading
 from misvo.engines.adapting import AdaptingEngine
 from misvo.errors import MisvoError, cut
+from misvo.fields import one_of
 from misvo.footprint import MOST_ROWS
-from misvo.interventions import Vectors
 from misvo.model import Model
 from misvo.own_sampler import OwnSampler
-from misvo.prompts import Prompt, is_many, render
-from misvo.rollouts import Request, Rollouts
-from misvo.sampling import sampler_of
-from misvo.settings import SAMPLER, Settings
-from misvo.steering import as_steering
-from misvo.text import before_stop
+from misvo.settings import ENGINES
+from misvo.text_policy import TextPolicy
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Texts that were sampled, and what is known of their tokens."""
-
-    texts: list[str]
-    rollouts: Rollouts
-
-
-class Policy(Model):
+class Policy(TextPolicy, Model):
     """A frozen causal LM and its tokenizer."""
 
     def __init__(self, model, tokenizer, name: str | None = None, own_sampler: OwnSampler | None = None):
@@ -49,6 +35,7 @@ class Policy(Model):
         trust_remote_code=False,
         quantize=None,
         compile=False,
+        engine="torch",
         **options,
     ) -> "Policy":
         """Load an embedded model by its name, or any causal LM by Hugging Face id or folder.
@@ -57,7 +44,16 @@ class Policy(Model):
         that sampling, scores, Fisher matrices and KLs all speak of. `compile=True` compiles the body, for GPUs: on a
         CPU the layers that are packed without it are quicker (docs/speed.md). `options` go to transformers: `token`,
         `subfolder`, `cache_dir`, `local_files_only`, `attn_implementation`, `quantization_config`, `max_memory`, …
+
+        `engine="vllm"` decodes on vLLM (docs/vllm.md); `options` are then vLLM's: `max_model_len`, `max_num_seqs`, …
         """
+        one_of("engine", engine, ENGINES)
+        if engine == "vllm":
+            from misvo.vllm_policy import VllmPolicy
+
+            how = {"dtype": dtype, "revision": revision, "trust_remote_code": trust_remote_code}
+            not_there = {"device": device, "device_map": device_map, "quantize": quantize, "compile": compile}
+            return VllmPolicy.from_pretrained(name, **how, not_there=not_there, **options)
         options |= {"revision": revision, "trust_remote_code": trust_remote_code}
         model, tokenizer = loading.load(name, dtype=dtype, device=device, device_map=device_map, **options)
         if quantize is not None:
@@ -76,112 +72,6 @@ class Policy(Model):
     def engine(self, max_rows: int = MOST_ROWS) -> AdaptingEngine:
         """Something that decodes requests for this policy, so many rows at a time."""
         return AdaptingEngine(self, max_rows)
-
-    def encode(self, prompt: Prompt, *, raw: bool = False, chat_template_kwargs: Mapping | None = None) -> list[int]:
-        """Token ids of a string or of chat messages, through the chat template where the model has one.
-
-        `raw=True` leaves the template out; `chat_template_kwargs` are handed to it, as in {"enable_thinking": False}.
-        """
-        tokens = render(self.tokenizer, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
-        if max(tokens, default=0) >= self.head.vocab_size:
-            raise MisvoError(
-                f"the prompt holds the token id {max(tokens)}, but {self.name} has {self.head.vocab_size} tokens."
-            )
-        return tokens
-
-    def decode(self, tokens) -> str:
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
-
-    def spell(self, token: int) -> str:
-        """One token as text, special ones by their names."""
-        return self.tokenizer.decode([token])
-
-    def generate(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        steering=None,
-        *,
-        samples: int | None = None,
-        max_new_tokens: int | None = None,
-        seed: int = 0,
-        strength: float = 1.0,
-        raw: bool = False,
-        chat_template_kwargs: Mapping | None = None,
-        **sampler,
-    ) -> str | list[str] | list[list[str]]:
-        """Sample from the (steered) policy: one text, or a list of `samples` texts.
-
-        A list of strings, of chats or of lists of token ids is many prompts, which are decoded together: what comes
-        back is a list, with what each prompt has alone. A list of messages or of token ids is one prompt.
-
-        `steering` is a `Steering`, the folder of one, or a `Result`; `strength` multiplies its vectors. Beyond its
-        length, vectors that were tied across positions go on, and others end. `sampler` is temperature, top_p, top_k,
-        min_p, min_new_tokens and stop; what is not given is as in the run that made the steering, else as the model
-        came. `raw` and `chat_template_kwargs` are those of `encode`.
-        """
-        sampled = self.sample(
-            prompt,
-            steering,
-            samples=samples or 1,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            strength=strength,
-            raw=raw,
-            chat_template_kwargs=chat_template_kwargs,
-            **sampler,
-        )
-        if isinstance(sampled, list):
-            return [one.texts if samples is not None else one.texts[0] for one in sampled]
-        return sampled.texts if samples is not None else sampled.texts[0]
-
-    def sample(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        steering=None,
-        *,
-        samples: int = 1,
-        max_new_tokens: int | None = None,
-        seed: int = 0,
-        strength: float = 1.0,
-        raw: bool = False,
-        chat_template_kwargs: Mapping | None = None,
-        **sampler,
-    ) -> Samples | list[Samples]:
-        """What `generate` does, with the tokens, their KL to the reference and where steering changed them."""
-        steering = None if steering is None else as_steering(steering)
-        if max_new_tokens is None:
-            max_new_tokens = 512 if steering is None else len(steering.vectors)
-        if steering is not None:
-            steering.check(self)
-            steering = strength * steering
-        made_with = {} if steering is None else steering.metadata.get("settings", {})
-        sizes = {"method": "best-of-n", "rollouts": samples, "max_new_tokens": max_new_tokens, "seed": seed}
-        inherited = {name: made_with[name] for name in SAMPLER if name in made_with}
-        settings = Settings.from_preset(**sizes, **{**inherited, **sampler}).for_model(self.own_sampler)
-        many, template = is_many(prompt), {"raw": raw, "chat_template_kwargs": chat_template_kwargs}
-        prompts = [tuple(self.encode(one, **template)) for one in (prompt if many else [prompt])]
-        for tokens in prompts:
-            self.check_length(len(tokens), max_new_tokens)
-        requests = {  # the same prompt twice has the same answer
-            tokens: Request(
-                prompt=tokens,
-                seed=seed,
-                step=0,
-                rollouts=range(settings.rollouts),
-                max_new_tokens=max_new_tokens,
-                sampler=sampler_of(settings, self.ends),
-                intervention=None if steering is None else Vectors.by_position(steering.at(max_new_tokens)),
-                stop=settings.stop,
-            )
-            for tokens in prompts
-        }
-        rows = self.rows_that_fit(None, settings, len(requests), longest=max(map(len, requests)))
-        decoded = dict(zip(requests, self.engine(rows).run_many(list(requests.values())), strict=True))
-        sampled = [self._samples(decoded[tokens], settings.stop) for tokens in prompts]
-        return sampled if many else sampled[0]
-
-    def _samples(self, rollouts, stop):
-        return Samples([before_stop(self.decode(tokens), stop) for tokens in rollouts.responses()], rollouts)
 
 
 def as_policy(thing) -> Policy:

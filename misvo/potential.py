@@ -41,17 +41,17 @@ class LearnedValue:
         self.level = 0.0
 
     def of(self, rollouts, scores):
-        last = rollouts.hidden[torch.arange(len(rollouts.lengths)), rollouts.lengths.cpu() - 1].double().cpu()
+        last = rollouts.states(torch.arange(len(rollouts.lengths)), rollouts.lengths.cpu() - 1).double().cpu()
         if self.weights is None:
             return torch.full((len(last),), self.level, dtype=torch.float64)
         return self.level + (last - self.mean) / self.scale @ self.weights
 
     def learn(self, rollouts, rewards):
-        for states, length, reward in zip(rollouts.hidden, rollouts.lengths.tolist(), rewards.tolist(), strict=True):
-            if reward == reward:
-                looks = [*range(self.block - 1, length - 1, self.block), length - 1]
-                self.states.append(states[looks].float().cpu())
-                self.rewards.append(reward)
+        scored = torch.nonzero(~rewards.isnan())[:, 0].tolist()
+        for states in rollouts.states_of(scored):
+            looks = [*range(self.block - 1, len(states) - 1, self.block), len(states) - 1]
+            self.states.append(states[looks].float().cpu())
+        self.rewards += rewards[scored].tolist()
         states = torch.cat(self.states).double()
         lengths = torch.tensor([len(own) for own in self.states])
         targets = torch.tensor(self.rewards, dtype=torch.float64)

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from misvo.adapter import Adapter
+from misvo.far import Far
 from misvo.interventions import Intervention
 from misvo.sampling import Sampler
 
@@ -64,8 +65,8 @@ class Rollouts:
     changed: torch.Tensor | None = None  # (K, T) bool, where the reference law draws another token from the same race
     score_rows: torch.Tensor | None = None  # m of the law sampled from (K, T, d)
     fisher_rows: torch.Tensor | None = None  # m of the untruncated law (K, T, d)
-    mean_probs: torch.Tensor | None = None  # p̄ (T, V), or pooled over positions (P, V)
-    hidden: torch.Tensor | None = None  # (K, T, d), of the model as it is, in its precision
+    mean_probs: torch.Tensor | Far | None = None  # p̄ (T, V), or pooled over positions (P, V); far with fisher_rows
+    hidden: torch.Tensor | Far | None = None  # (K, T, d), of the model as it is, in its precision
     squares: torch.Tensor | None = None  # (K, T) ‖u‖² where each row has a vector of its own
     log_ratios: torch.Tensor | None = (
         None  # (K, T) log π_ref/π of the sampled token, truncated laws; of anchored requests
@@ -82,6 +83,21 @@ class Rollouts:
     def alive(self) -> torch.Tensor:
         """Which positions hold a token, (K, T) bool."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
+    def states(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The hidden states at these places, (n, d), also where they stayed with the engine."""
+        if isinstance(self.hidden, Far):
+            return self.hidden.run(_states, rows, positions)
+        assert self.hidden is not None
+        return self.hidden[rows, positions]
+
+    def states_of(self, rows: list[int]) -> list[torch.Tensor]:
+        """The hidden states of each of these rows, (length, d)."""
+        lengths = [self.lengths[row].item() for row in rows]
+        if not rows:
+            return []
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        return list(self.states(torch.tensor(rows).repeat_interleave(torch.tensor(lengths)), positions).split(lengths))
 
     def chosen(self, rows: torch.Tensor) -> "Rollouts":
         """Some of these rows, in this order."""
@@ -121,6 +137,10 @@ class Rollouts:
     def responses(self) -> list[list[int]]:
         """The token ids of each row, up to and with EOS."""
         return [row[:length] for row, length in zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)]
+
+
+def _states(_, rollouts: Rollouts, rows, positions) -> torch.Tensor:
+    return rollouts.states(rows, positions)
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -87,7 +87,8 @@ LAW_DTYPES = {"float32": "as computed", "bfloat16": "half the memory; misvo.fish
 DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1}  # of others: 0
 
 # What `Policy.from_pretrained` takes beside a name, and so do `misvo steer` and the models of a sweep.
-LOAD_OPTIONS = ("dtype", "device", "device_map", "revision", "trust_remote_code", "quantize", "compile")
+LOAD_OPTIONS = ("dtype", "device", "device_map", "revision", "trust_remote_code", "quantize", "compile", "engine")
+ENGINES = {"torch": "the model as transformers loads it, in this process", "vllm": "vLLM, for GPUs (docs/vllm.md)"}
 
 # What decides how quickly a result comes about, and nothing of the result.
 SPEED = ("max_rows", "memory")

@@ -7,6 +7,7 @@
     rollouts = 16
     [[models]]
     path = "smollm2-135m"         # an embedded name, a Hugging Face id or a folder
+    engine = "vllm"               # what decodes; engine_options = {max_model_len = 4096} are vLLM's own
     [[tasks]]
     name = "shp"
     first = 100                   # leave out the rows before this one, counted from 0
@@ -26,7 +27,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from misvo.errors import MisvoError
-from misvo.settings import LOAD_OPTIONS, Settings, options_of
+from misvo.fields import one_of
+from misvo.settings import ENGINES, LOAD_OPTIONS, Settings, options_of
 
 SETTINGS = ["preset", *(field.name for field in fields(Settings) if field.name != "seed")]
 
@@ -42,12 +44,17 @@ class Model:
     trust_remote_code: bool = False
     quantize: str | None = None
     compile: bool = False
+    engine: str = "torch"
+    engine_options: dict = field(default_factory=dict)  # of vLLM
     settings: dict = field(default_factory=dict)
 
     def load(self):
         from misvo.policy import Policy
 
-        return Policy.from_pretrained(self.path, **{name: getattr(self, name) for name in LOAD_OPTIONS})
+        options = {name: getattr(self, name) for name in LOAD_OPTIONS} | self.engine_options
+        if self.engine == "vllm":  # in the worker's own process, so that neither outlives the other
+            options.setdefault("own_process", False)
+        return Policy.from_pretrained(self.path, **options)
 
     def tokenizer(self):
         from transformers import AutoTokenizer
@@ -190,6 +197,9 @@ def _model(entry):
     if "path" not in entry:
         raise MisvoError("each [[models]] table needs a path: an embedded name, a Hugging Face id or a folder.")
     _check_settings("settings of [[models]]", entry.get("settings", {}))
+    one_of("engine", entry.get("engine", "torch"), ENGINES)
+    if entry.get("engine_options") and entry.get("engine") != "vllm":
+        raise MisvoError('engine_options of [[models]] goes with engine = "vllm".')
     return Model(**{**entry, "label": entry.get("label") or Path(entry["path"]).name})
 
 

@@ -32,7 +32,7 @@ class RayPool:
 
     def __init__(self, address: str | None = None, workers: int | None = None, cpus_per_worker: int = 1, **options):
         ray = self._ray = _import_ray(local=address is None)
-        variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        variables = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("VLLM_")}
         local = {"_node_ip_address": "127.0.0.1", "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
         try:
             ray.init(

@@ -6,12 +6,11 @@ import torch
 from transformers.cache_utils import Cache
 
 from misvo import cache as kv
+from misvo.engines.stops import stopped
 from misvo.law_step import Group, Job
 from misvo.model import Model, Prefix
 
 Source = tuple[Prefix, torch.Tensor]  # what was read, and which rows of it
-
-SPARE = 8  # more tokens to look at for a stop text than it has bytes: some have no text, or a part of a letter
 
 
 @dataclass
@@ -66,7 +65,7 @@ class Batch:
         for group in self.groups:
             own = ends[start : start + len(group.rows)]  # a view: what is found here counts there
             if group.job.request.stop:
-                own |= self._stopped(group)
+                own |= stopped(group, self.model.decode)
             group.job.ended(group.rows[own])
             last.append(torch.full((len(group.rows),), group.position + 1 == group.job.request.max_new_tokens))
             pausing.append(last[-1] & ~own if group.job.request.resumable else torch.zeros_like(own))
@@ -104,17 +103,6 @@ class Batch:
         rows = self._rows
         rows.hidden = self.model.body_step(tokens, rows.cache, rows.depths)
         rows.depths = rows.depths + 1
-
-    def _stopped(self, group) -> torch.Tensor:
-        """Which rows of a group have completed a text that ends them, (B,) bool.
-
-        Every token has a byte of text or more, so the last few tokens hold whatever the newest one completed.
-        """
-        stops = group.job.request.stop
-        reach = max(len(stop.encode()) for stop in stops) + SPARE
-        recent = group.job.rollouts.tokens[group.rows, max(0, group.position + 1 - reach) : group.position + 1]
-        texts = [self.model.decode(row) for row in recent.tolist()]
-        return torch.tensor([any(stop in text for stop in stops) for text in texts])
 
     def _keep(self, stays, moved):
         groups, start = [], 0

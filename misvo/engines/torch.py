@@ -7,13 +7,12 @@ body on the rest. Prompts are read once, when their first request comes, and kep
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 
-from misvo.engine import Ticket
+from misvo.engine import Engine, Ticket
 from misvo.engines.batch import Batch, Source
 from misvo.engines.stems import Stem, Stems
 from misvo.errors import MisvoError
@@ -40,7 +39,7 @@ class _Waiting:
         ]
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """Decodes requests on a model, at most `max_rows` rows at a time."""
 
     def __init__(self, model: Model, max_rows: int = MOST_ROWS):
@@ -64,30 +63,6 @@ class TorchEngine:
         self._jobs[self._submitted] = job
         self._wait_for(job, self._stems.take(request))
         return self._submitted
-
-    def run(self, request: Request) -> Rollouts:
-        """Decode one request to its end."""
-        ticket = self.submit(request)
-        while self.busy:
-            for finished, rollouts in self.advance():
-                if finished == ticket:
-                    return rollouts
-        raise MisvoError("the request was cancelled.")
-
-    def run_many(self, requests: Sequence[Request]) -> list[Rollouts]:
-        """Decode requests of different prompts to their end, together as far as there is room."""
-        left = deque(enumerate(requests))
-        flying: dict[Ticket, int] = {}  # index of each request
-        done: dict[int, Rollouts] = {}
-        while left or flying:
-            while left and self.room(left[0][1]):
-                index, request = left.popleft()
-                flying[self.submit(request)] = index
-            for ticket, rollouts in self.advance():
-                index = flying.pop(ticket)
-                done[index] = rollouts
-                self.forget(requests[index].prompt)
-        return [done[index] for index in range(len(requests))]
 
     @property
     def busy(self) -> bool:

@@ -51,5 +51,6 @@ class ReControl:
 
 def episodes_of(rollouts, rewards: torch.Tensor) -> list[Episode]:
     """The scored responses of a batch of rollouts whose hidden states were kept."""
-    rows = zip(rollouts.hidden, rollouts.lengths.tolist(), rewards.tolist(), strict=True)
-    return [Episode(hidden[:length].clone(), reward) for hidden, length, reward in rows if reward == reward]
+    scored = torch.nonzero(~rewards.isnan())[:, 0].tolist()
+    states = zip(rollouts.states_of(scored), scored, strict=True)
+    return [Episode(hidden, rewards[row].item()) for hidden, row in states]

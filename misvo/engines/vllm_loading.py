@@ -1,0 +1,108 @@
+"""Starting vLLM: the versions that are known, the options that cannot be had, the environment that it needs."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from misvo.errors import MisvoError, first_line, short
+
+# From the first on, below the second: what `vllm_runners.py` reads of vLLM's model runners is theirs to change.
+VERSIONS = ((0, 32), (0, 33))
+# Options that would make tokens wrong, and why.
+REFUSED = {
+    "speculative_config": "speculative decoding guesses several tokens at once, and misvo draws each of them in turn",
+    "enable_lora": "adapters change the model under the steering",
+    "logits_processors": "they would change tokens that are drawn already",
+    "worker_extension_cls": "misvo has one of its own",
+    "worker_cls": "misvo needs vLLM's own",
+}
+ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+# Set where the user's environment says nothing.
+ENVIRONMENT = {
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second runner is written and has not run on a GPU yet
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+OWN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # vLLM's own switch, where `own_process` is not given
+CPU_CACHE = 2**30  # bytes of keys and values
+ON_A_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # threads stay as the process has them
+
+
+def check(options: dict) -> None:
+    """Refuse in a sentence what would be wrong, before anything is loaded."""
+    for name, why in REFUSED.items():
+        if options.get(name):
+            raise MisvoError(f"{name} cannot be had with steering: {why}. Leave it out.")
+    for name in ONE:
+        if options.get(name, 1) != 1:
+            raise MisvoError(f"{name}={options[name]} is not supported: take 1, and more workers by --ray.")
+
+
+def check_cache(config: Any) -> None:
+    """Refuse a cache in which one long sequence would wait for ever; vLLM itself looks only where it chose the size."""
+    blocks, longest = config.cache_config.num_gpu_blocks_override, config.model_config.max_model_len
+    held = ((blocks or 1) - 1) * config.cache_config.block_size  # one of the blocks is vLLM's own
+    if blocks and held < longest:
+        raise MisvoError(
+            f"num_gpu_blocks_override={blocks} holds {held} tokens, fewer than one sequence of {longest} may have: "
+            "give more of them, or a smaller max_model_len."
+        )
+
+
+def check_version() -> None:
+    try:
+        import vllm
+    except ImportError as error:
+        reason = "" if isinstance(error, ModuleNotFoundError) and error.name == "vllm" else f" ({first_line(error)})"
+        raise MisvoError(
+            f"engine='vllm' needs the package vllm{reason}: pip install 'vllm>=0.32,<0.33', or `make vllm` on a CPU."
+        ) from error
+    version = tuple(int(part) for part in vllm.__version__.split(".")[:2] if part.isdigit())
+    least, below = VERSIONS
+    if not least <= version < below:
+        shown = ">={}.{},<{}.{}".format(*least, *below)
+        raise MisvoError(f"vLLM {vllm.__version__} is not one that misvo knows: pip install 'vllm{shown}'.")
+
+
+def start(options: dict) -> Any:
+    """vLLM's LLMEngine, with misvo's worker extension, in a process of its own unless `own_process` is False."""
+    options = dict(options)
+    own_process = options.pop("own_process", os.environ.get(OWN_PROCESS, "1") != "0")
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    usual: dict[str, Any] = {"disable_log_stats": True, "distributed_executor_backend": "uni"}
+    if current_platform.is_cpu():
+        for name, value in ON_A_CPU.items():
+            os.environ.setdefault(name, value)
+        # The usual block of 128 tokens would share no prompt that is shorter; the usual cache is most of the memory.
+        usual |= {"enforce_eager": True, "block_size": 32}
+        if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+            usual["kv_cache_memory_bytes"] = CPU_CACHE
+    own = {"worker_extension_cls": "misvo.engines.vllm_worker.LawWorker"}
+    try:
+        arguments = EngineArgs(**{**usual, **options, **own})
+    except TypeError as error:
+        raise MisvoError(f"vLLM has no such option: {first_line(error)}.") from error
+    try:
+        with _environment(OWN_PROCESS, str(int(own_process))):
+            return LLMEngine.from_engine_args(arguments, enable_multiprocessing=own_process)
+    except Exception as error:  # a format, a device, memory: each has errors of its own
+        raise MisvoError(f"vLLM could not load {options['model']!r}: {short(first_line(error), 400)}") from error
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,140 @@
+"""vLLM in a process of its own: the same records, and one sentence when it dies. Nobody waits for the dead."""
+
+import gc
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from checker import check
+from jobs import request, several
+
+import misvo
+from misvo.interventions import Vectors
+from misvo.rollouts import Keep
+
+PROMPTS = [[5, 6, 7], list(range(8, 37)), list(range(10, 71))]
+
+
+@pytest.fixture(scope="module")
+def apart(tiny):
+    gc.collect()
+    policy = misvo.Policy.from_pretrained(tiny(), engine="vllm", own_process=True, max_model_len=256)
+    yield policy
+    policy.close()
+
+
+@pytest.fixture(autouse=True)
+def not_for_ever():
+    """A test that hangs ends here, by a signal that interrupts even a thread that waits."""
+
+    def give_up(*_):
+        raise TimeoutError("this took more than four minutes")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(240)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def counting(completions, **_):
+    return [len(text) % 7 for text in completions]
+
+
+def test_records_of_a_worker_in_its_own_process(apart, tiny):
+    assert apart.host.pids() and os.getpid() not in apart.host.pids()
+    requests, engine, done = several(apart, PROMPTS), apart.engine(), {}
+    tickets = [engine.submit(one) for one in requests]
+    while engine.busy:
+        done.update(engine.advance())
+    plain = misvo.Policy.from_pretrained(tiny())
+    for one, ticket in zip(requests, tickets, strict=True):
+        check(plain, one, done[ticket])
+
+
+def test_whole_runs_in_its_own_process(apart, tiny):
+    plain = misvo.Policy.from_pretrained(tiny())
+    options = {"rollouts": 6, "steps": 3, "max_new_tokens": 16, "kl_ref": True, "progress": False}
+    here, there = (misvo.steer(policy, "a b", counting, **options) for policy in (plain, apart))
+    assert [one.tokens for one in here.candidates] == [one.tokens for one in there.candidates]
+    assert (here.steering.vectors - there.steering.vectors).norm() <= 1e-3 * here.steering.vectors.norm()
+
+
+def test_a_request_that_vllm_rejects_is_one_sentence_and_others_go_on(apart):
+    engine = apart.engine()
+    good = engine.submit(request(apart, [5, 6, 7], rollouts=2, length=8))
+    with pytest.raises(misvo.MisvoError, match="vLLM does not take this request"):
+        engine.submit(request(apart, [5, 6, 1000], rollouts=2, length=8))  # there is no such token
+    with pytest.raises(misvo.MisvoError, match="context of 256 tokens"):  # which vLLM itself would cut short
+        engine.submit(request(apart, range(5, 90), rollouts=2, length=400))
+    done = {}
+    while engine.busy:
+        done.update(engine.advance())
+    assert list(done) == [good]
+    with pytest.raises(misvo.MisvoError, match="context of 256 tokens"):  # what a user sees, before any work
+        misvo.steer(apart, "a b", counting, max_new_tokens=400)
+
+
+def test_steering_that_is_no_number_ends_in_a_sentence_and_vllm_lives(apart):
+    engine, pids = apart.engine(), apart.host.pids()
+    wild = Vectors.by_position(torch.full((8, apart.head.hidden_size), 3e38))
+    engine.submit(request(apart, [5, 6, 7], length=8, keep=Keep(), how=wild))
+    with pytest.raises(misvo.MisvoError, match="no longer numbers"):
+        while engine.busy:
+            engine.advance()
+    engine.close()
+    assert apart.host.pids() == pids and apart.generate("a b", max_new_tokens=4) is not None
+
+
+def kill_soon(policy, seconds):
+    def kill():
+        time.sleep(seconds)
+        for pid in policy.host.pids():
+            os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    return thread
+
+
+def test_a_worker_that_is_killed_is_one_error_and_the_next_call_starts_it_again(apart):
+    before, seen = apart.host.pids(), []
+
+    def slow(completions, **_):
+        seen.append(len(completions))
+        if len(seen) == 2:
+            kill_soon(apart, 0.0).join()
+        return [float(len(text) % 7) for text in completions]
+
+    with pytest.raises(misvo.MisvoError, match="vLLM has died") as caught:
+        misvo.steer_many(apart, ["a b", "c d"], slow, rollouts=4, steps=50, max_new_tokens=16, progress=False)
+    assert len(caught.value.results) == 2 and any(result.trace for result in caught.value.results)
+    assert "\n" not in str(caught.value)
+    again = misvo.steer(apart, "a b", counting, rollouts=4, steps=2, max_new_tokens=8, progress=False)
+    assert len(again.trace) == 2 and apart.host.pids() and not set(apart.host.pids()) & set(before)
+
+
+def test_a_worker_that_is_killed_while_it_is_waited_for(apart):
+    """While tokens are awaited, and while an answer to a call is."""
+    engine = apart.engine()
+    engine.submit(request(apart, [5, 6, 7], rollouts=8, length=200, keep=Keep()))
+    for pid in apart.host.pids():
+        os.kill(pid, signal.SIGSTOP)  # so that it surely waits
+    thread = kill_soon(apart, 1.0)
+    with pytest.raises(misvo.MisvoError, match="vLLM has died"):
+        while engine.busy:
+            engine.advance()
+    thread.join()
+    with pytest.raises(misvo.MisvoError, match="vLLM has died"):  # and at once from then on
+        engine.submit(request(apart, [5, 6, 7]))
+    engine.close()
+    host = apart.host  # another one
+    for pid in host.pids():
+        os.kill(pid, signal.SIGSTOP)
+    thread = kill_soon(apart, 1.0)
+    with pytest.raises(misvo.MisvoError, match="vLLM has died"):
+        host.call("counts")
+    thread.join()
