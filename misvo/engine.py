@@ -17,6 +17,12 @@ Ticket = int
 
 class Engine(Protocol):
     head: Head
+    drawn: int  # tokens, of all requests so far
+
+    @property
+    def in_flight(self) -> int:
+        """Rows that decode together now."""
+        ...
 
     def submit(self, request: Request) -> Ticket:
         """Queue a request."""

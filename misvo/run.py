@@ -19,6 +19,7 @@ from misvo.methods import METHODS
 from misvo.methods.base import Context, Method, Scores, Update
 from misvo.numbers import as_numbers
 from misvo.prompts import Prompt
+from misvo.recorder import Recorder
 from misvo.result import Candidate, Result
 from misvo.rollouts import Keep, Request, Rollouts
 from misvo.sampling import sampler_of
@@ -59,8 +60,10 @@ class Run:
         head: Head,
         settings: Settings,
         words: Words,
+        recorder: Recorder | None = None,
     ):
         self.tokens, self.head, self.settings, self.words = tokens, head, settings, words
+        self.recorder = recorder
         self.sampler = sampler_of(settings, words.ends)
         self._method: Method | None = METHODS[settings.method](Context(head, tokens, self.sampler, settings))
         # Where a step may be the last one, the next is not begun before it is scored, whatever the method allows.
@@ -123,6 +126,8 @@ class Run:
             row = None
         else:
             row = self._learn(request.step, rollouts, responses, answer)
+            if self.recorder is not None:
+                self.recorder.note(request, rollouts, self.result)
         if not self._asked and not self._steps_left:
             self._finish()
         return row

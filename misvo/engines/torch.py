@@ -33,6 +33,12 @@ class TorchEngine:
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._finished: list[Ticket] = []  # that nobody was told of yet
         self._submitted = 0
+        self.drawn = 0  # tokens, of all requests so far
+
+    @property
+    def in_flight(self) -> int:
+        """Rows that are in the batch."""
+        return len(self._batch)
 
     def submit(self, request: Request) -> Ticket:
         self._check_memory(request)
@@ -123,6 +129,7 @@ class TorchEngine:
         if not groups:
             return []
         tokens = self._steps.draw(groups, batch.hidden)
+        self.drawn += len(tokens)
         ended = batch.ends(tokens)
         start = 0
         for group in groups:
