@@ -40,9 +40,7 @@ class Draw:
     def outline(self) -> Request:
         """A request of this size, to ask an engine for room."""
         settings = self.settings
-        return Request(
-            self.tokens, settings.seed, 0, range(settings.rollouts), settings.max_new_tokens, self.sampler
-        )
+        return Request(self.tokens, settings.seed, 0, range(settings.rollouts), settings.max_new_tokens, self.sampler)
 
     def responses(self, rollouts: Rollouts) -> Responses:
         tokens = rollouts.responses()

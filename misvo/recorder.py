@@ -18,7 +18,7 @@ FEW = 65_536  # numbers
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Of a step's rollouts, (K, T) each: log-probabilities of their tokens under the steered law and the reference's."""
+    """Log-probabilities of a step's tokens, (K, T) each: under the steered law, and under the reference's."""
 
     logprobs: torch.Tensor
     ref_logprobs: torch.Tensor

@@ -23,8 +23,8 @@ from misvo.options import Options
 from misvo.policy import Policy, as_policy
 from misvo.progress import Progress
 from misvo.prompts import Prompt, shown
-from misvo.result import Result
 from misvo.recorder import Recorder
+from misvo.result import Result
 from misvo.rewards import AnyReward, Reward, TrainerState, as_reward, check_columns, insisting
 from misvo.rollouts import Request, Rollouts
 from misvo.run import Responses, Run
