@@ -183,15 +183,18 @@ class Session:
             self._engine.close()
 
     def _begin_runs(self, events):
-        while self._waiting:
-            handle = self._waiting[0]
-            crowded = len(self._running) >= 2 * self._together  # those beyond what decodes at once wait for rewards
-            if self._running and (crowded or not self.engine.room(handle.run.outline())):
-                return
-            self._waiting.popleft()
+        while self._may_begin():
+            handle = self._waiting.popleft()
             handle.state = "running"
             self._running.append(handle)
             self._submit(handle, events)
+
+    def _may_begin(self) -> bool:
+        """Whether there is room for the first that waits."""
+        if not self._waiting or not self._running:
+            return bool(self._waiting)
+        crowded = len(self._running) >= 2 * self._together  # those beyond what decodes at once wait for rewards
+        return not crowded and self.engine.room(self._waiting[0].run.outline())
 
     def _submit(self, handle, events):
         """Let a run ask for its next step. What cannot be decoded, for want of memory or of numbers, ends it alone."""
@@ -222,8 +225,8 @@ class Session:
         return None
 
     def _hear_from_rewards(self, events, until):
-        """Take what is ready; where there is nothing to decode, wait for the first."""
-        if self._scoring and not self.engine.busy:
+        """Take what is ready; where there is nothing to decode, to begin or to tell, wait for the first."""
+        if self._scoring and not self.engine.busy and not events and not self._may_begin():
             asked = [scoring.future for scoring in self._scoring]
             wait(asked if until is None else [*asked, until], return_when=FIRST_COMPLETED)
         ready = [scoring for scoring in self._scoring if scoring.future.done()]

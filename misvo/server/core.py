@@ -106,7 +106,8 @@ class Core:
         """No new requests; those that run have so many seconds, and are told then."""
         self.stopping = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(job.finished() for job in self._jobs)), seconds)
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(job.finished() for job in self._jobs))
         self.tell_all()
 
     def tell_all(self) -> None:

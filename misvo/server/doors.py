@@ -129,11 +129,12 @@ class BodyLimit:
             await _refuse(too_large, scope, receive, send)
             return
         # The body is gathered here, so that whatever reads it later reads a whole one or none.
-        body, deadline = bytearray(), time.monotonic() + self.limits.body_seconds
+        body, deadline = bytearray(), asyncio.get_running_loop().time() + self.limits.body_seconds
         more = True
         while more:
             try:
-                message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
             except TimeoutError:
                 await _refuse(ApiError(408, "the body did not come in time.", code="slow_body"), scope, receive, send)
                 return

@@ -82,9 +82,9 @@ class EventStream(Response):
         finally:
             for one in (writer, gone):
                 one.cancel()
+            self.at_end(left)
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await writer
-            self.at_end(left)
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -107,4 +107,5 @@ class EventStream(Response):
 
     async def _send(self, send: Send, text: str) -> None:
         message = {"type": "http.response.body", "body": text.encode("ascii"), "more_body": True}
-        await asyncio.wait_for(send(message), self.send_seconds)
+        async with asyncio.timeout(self.send_seconds):  # wait_for may swallow that this task is cancelled
+            await send(message)
