@@ -1,6 +1,5 @@
 """`misvo serve` as a process of its own: started from the shell, asked by the stock client, stopped by signals."""
 
-import json
 import os
 import signal
 import socket
@@ -16,6 +15,8 @@ import pytest
 from conftest import make_model, make_tokenizer
 
 import misvo
+from misvo.cli import app
+from misvo.errors import MisvoError
 
 REWARDS = """
 import time
@@ -79,75 +80,71 @@ def client(address, key="none"):
     return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=60)
 
 
-def test_sigterm_lets_running_requests_end(folder):
-    """No new ones; a blocking and a streamed one end as if nothing had happened; the process goes."""
-    with process(*tiny(folder, "--grace", 20, "--api-key-file", folder / "keys")) as (running, address):
-        steer = {"misvo": {"reward": "slow", "rollouts": 2, "steps": 6}}
-        options = {"model": "tiny", "prompt": "a b", "max_tokens": 4, "seed": 1, "extra_body": steer}
-        ask, done = client(address, "sesame"), {}
-        expected = ask.completions.create(**options).choices[0].text
-
-        def blocking():
-            done["blocking"] = ask.completions.create(**options).choices[0].text
+def stopped(folder, sign):
+    """What clients hear of a server that is told to stop while it answers them, and how long it took to go."""
+    heard = {}
+    with process(*tiny(folder, "--grace", 6, "--api-key-file", folder / "keys")) as (running, address):
+        ask = client(address, "sesame")
+        options = {"model": "tiny", "prompt": "a b", "max_tokens": 4, "seed": 1}
+        slow, stuck = ({"misvo": {"reward": name, "rollouts": 2, "steps": 6}} for name in ("slow", "stuck"))
+        heard["expected"] = ask.completions.create(**options, extra_body=slow).choices[0].text
 
         def streamed():
-            chunks = ask.completions.create(stream=True, **options)
-            done["streamed"] = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
-
-        threads = [threading.Thread(target=task) for task in (blocking, streamed)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.4)
-        running.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        with pytest.raises((openai.APIConnectionError, openai.InternalServerError)):
-            ask.completions.create(model="tiny", prompt="a b", max_tokens=4)
-        for thread in threads:
-            thread.join(30)
-        assert running.wait(20) in (0, -signal.SIGTERM)
-        assert done == {"blocking": expected, "streamed": expected}
-        said = running.stdout.read()
-        assert "sesame" not in said and "Traceback" not in said and "a b" not in said, said
-
-
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
-def test_what_does_not_end_in_time_is_told(folder, sign):
-    """A reward that hangs for ten minutes holds nobody: after the grace time its clients hear of it."""
-    with process(*tiny(folder, "--grace", 3)) as (running, address):
-        said = {}
-        body = {"model": "tiny", "prompt": "a b", "max_tokens": 4, "misvo": {"reward": "stuck", "rollouts": 2}}
+            chunks = ask.completions.create(stream=True, extra_body=slow, **options)
+            heard["streamed"] = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
 
         def blocking():
-            said["blocking"] = httpx2.post(f"{address}/v1/completions", json=body, timeout=60, trust_env=False)
+            heard["blocking"] = ask.completions.create(extra_body=slow, **options).choices[0].text
 
-        def streamed():
-            sent = {**body, "stream": True}
-            said["streamed"] = httpx2.post(f"{address}/v1/completions", json=sent, timeout=60, trust_env=False).text
+        def told():
+            headers = {"Authorization": "Bearer tahini"}
+            how = {"json": {**options, **stuck}, "headers": headers, "timeout": 60, "trust_env": False}
+            heard["told"] = httpx2.post(f"{address}/v1/completions", **how)
 
-        threads = [threading.Thread(target=task) for task in (blocking, streamed)]
+        def told_in_a_stream():
+            try:
+                list(ask.completions.create(stream=True, extra_body=stuck, **options))
+            except openai.APIError as error:
+                heard["told in a stream"] = error.code
+
+        threads = [threading.Thread(target=task) for task in (streamed, blocking, told, told_in_a_stream)]
         for thread in threads:
             thread.start()
         time.sleep(0.5)
         started = time.monotonic()
         running.send_signal(sign)
+        time.sleep(0.2)
+        try:
+            ask.completions.create(**options)
+        except (openai.APIConnectionError, openai.InternalServerError) as error:
+            heard["new"] = type(error).__name__
         for thread in threads:
             thread.join(30)
-        assert running.wait(20) in (0, -sign, 130) and time.monotonic() - started < 15
-        assert said["blocking"].status_code == 503 and said["blocking"].headers["x-should-retry"] == "true"
-        last = said["streamed"].strip().split("\n\n")[-1]
-        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stopping"
+        heard["code"] = running.wait(30)
+        heard["seconds"] = time.monotonic() - started
+        heard["log"] = running.stdout.read()
+    return heard
 
 
-def test_refusals_of_the_command_line(folder):
-    def refused(*options):
-        command = [sys.executable, "-m", "misvo.cli", "serve", *map(str, options)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert ended.returncode == 2 and "Traceback" not in ended.stderr
-        return ended.stderr
+@pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_ends_it_in_order(folder, sign):
+    """No new requests; those that can end do; a reward that hangs for ten minutes holds nobody beyond the grace."""
+    heard = stopped(folder, sign)
+    assert heard["streamed"] == heard["blocking"] == heard["expected"]
+    assert heard["told"].status_code == 503 and heard["told"].headers["x-should-retry"] == "true"
+    assert heard["told"].json()["error"]["code"] == heard["told in a stream"] == "stopping"
+    assert "new" in heard and heard["code"] in (0, -sign, 130) and heard["seconds"] < 15
+    assert not any(word in heard["log"] for word in ("sesame", "tahini", "Traceback", "a b")), heard["log"]
 
-    assert "write --reward as NAME=SPEC" in refused("--reward", "=x")
-    assert "there is no file" in refused("--model", folder / "tiny", "--reward", "x=missing.py:f")
-    assert "an API key is one word" in refused("--api-key", "two words")
+
+def test_refusals_of_the_command_line():
+    for options, said in (
+        (["--reward", "=x"], "write --reward as NAME=SPEC"),
+        (["--api-key", "two words"], "an API key is one word"),
+        (["--api-key-file", "missing"], "could not be read"),
+    ):
+        with pytest.raises(MisvoError, match=said):
+            app(["serve", *options], standalone_mode=False)
 
 
 @pytest.mark.slow
