@@ -5,7 +5,7 @@
 
 Requests go to whichever replica has room. A replica that dies is replaced; what it was answering fails with 500 or
 503, which the `openai` package tries again by itself. Runs and background responses live in one replica, so only the
-routes that answer in one request (`/v1/chat/completions`, `/v1/completions`, `/misvo/v1/generate`) suit several of them.
+routes that answer in one request (`/v1/chat/completions`, `/v1/completions`, `/misvo/v1/generate`) suit several.
 """
 
 import argparse

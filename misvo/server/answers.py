@@ -65,15 +65,16 @@ def samples(drawn: Samples) -> list[Answer]:
 
 
 def of_candidate(candidate: Candidate, recorder: Recorder | None) -> Answer:
-    known: tuple = (None, None)
+    logprobs, ref_logprobs = None, None
     if recorder is not None and candidate.step in recorder.steps:
-        known = recorder.logprobs(candidate.step, candidate.rollout, len(candidate.tokens))
+        logprobs, ref_logprobs = recorder.logprobs(candidate.step, candidate.rollout, len(candidate.tokens))
     return Answer(
         candidate.text,
         candidate.tokens,
         candidate.ended,
         candidate.token_kl,
-        *known,
+        logprobs,
+        ref_logprobs,
         candidate.reward,
         candidate.step,
         candidate.rollout,
@@ -89,7 +90,7 @@ def best(result: Result, n: int) -> list[Candidate]:
     reference = [c for c in result.candidates if c.step == 0] if result.settings.select == "ordinary" else []
     usual = selection.ordinary(scored, reference) if reference else scored
     rank = {id(candidate) for candidate in usual}
-    others = sorted(scored, key=lambda candidate: (id(candidate) not in rank, -candidate.reward))
+    others = sorted(scored, key=lambda candidate: (id(candidate) not in rank, -(candidate.reward or 0.0)))
     chosen: dict[str, Candidate] = {}
     for candidate in (result.best, *others):
         chosen.setdefault(candidate.text, candidate)
@@ -132,7 +133,7 @@ def about(job: Job, given: list[Answer], order_seed: int, logprobs: bool) -> dic
     """The `misvo` object of an answer."""
     told = []
     for answer in given:
-        row = {
+        row: dict = {
             "step": answer.step,
             "rollout": answer.rollout,
             "reward": answer.reward,
@@ -178,7 +179,7 @@ def progress(event: dict, steps: int) -> dict:
 def chat_logprobs(policy: Policy, answer: Answer) -> dict:
     """OpenAI's shape: of the steered policy; the reference's are in `misvo`."""
     pairs = zip(answer.tokens, answer.logprobs or [], strict=False)
-    content = [
+    content: list[dict] = [
         {"token": policy.spell(token), "logprob": logprob, "bytes": None, "top_logprobs": []}
         for token, logprob in pairs
     ]

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 from misvo.server import answers as made
 from misvo.server import orders, sse
@@ -83,7 +84,7 @@ def _model(core: Core) -> dict:
 
 
 @router.post("/v1/chat/completions", tags=["OpenAI"])
-async def chat(body: Chat, request: Request) -> Reply:
+async def chat(body: Chat, request: Request) -> Response:
     """An answer to a chat: a plain sample, one under a saved steering, or the best of a steering run."""
     core = core_of(request)
     core.check_model(body.model)
@@ -93,7 +94,7 @@ async def chat(body: Chat, request: Request) -> Reply:
 
 
 @router.post("/v1/completions", tags=["OpenAI"])
-async def completions(body: Completion, request: Request) -> Reply:
+async def completions(body: Completion, request: Request) -> Response:
     """The same for texts that go to the model as they are."""
     core = core_of(request)
     core.check_model(body.model)

@@ -113,18 +113,18 @@ def _term(given: str | Term) -> Term:
         raise ApiError(400, "the reward is too long.", param="misvo.reward")
     kind, colon, argument = given.partition(":")
     if not colon or kind not in DECLARED:
-        return Term(name=given[:200])
+        return Term.model_validate({"name": given[:200]})
     if kind == "json":
-        return Term(json=_schema(argument)) if argument else Term(json=True)
+        return Term.model_validate({"json": _schema(argument) if argument else True})
     if kind in ("contains", "avoids"):
         from misvo.rewards.contains import Contains
 
-        return Term(**{kind: Contains.from_spec(argument).phrases})
+        return Term.model_validate({kind: Contains.from_spec(argument).phrases})
     if kind in ("length", "repetition", "overlength"):
         if not re.fullmatch(r"\d{1,6}", argument):
             raise ApiError(400, f"the reward {kind!r} takes a whole number.", param="misvo.reward")
-        return Term(**{kind: int(argument)})
-    return Term(**{kind: argument})
+        return Term.model_validate({kind: int(argument)})
+    return Term.model_validate({kind: argument})
 
 
 def _schema(text: str) -> dict:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from starlette.responses import Response as Answer
 
 from misvo.server import answers as made
 from misvo.server import orders, sse
@@ -21,7 +22,7 @@ KIND = "resp"
 
 
 @router.post("/v1/responses")
-async def create(body: Response, request: Request) -> Reply:
+async def create(body: Response, request: Request) -> Answer:
     """An answer; with `background`, its id at once."""
     core = core_of(request)
     core.check_model(body.model)
@@ -52,7 +53,7 @@ async def retrieve(
     request: Request,
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=-1, lt=2**31)] = None,
-) -> Reply:
+) -> Answer:
     """How a response stands; with `stream`, its events behind number `starting_after`."""
     core = core_of(request)
     job = core.store.get(id, owner_of(request), KIND)

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from misvo.options import about
+from misvo.policy import Samples
 from misvo.rewards import score
 from misvo.server import answers as made
 from misvo.server import orders, sse
@@ -82,6 +83,7 @@ def _strengths(core: Core, job: Job, body: Generate) -> list[dict]:
     reward = None if body.reward is None else core.registry.make(body.reward)
     rows = []
     for part in job.parts:
+        assert isinstance(part.result, Samples)
         given = made.samples(part.result)
         rewards: list = [None] * len(given)
         if reward is not None:
