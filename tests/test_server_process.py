@@ -1,5 +1,6 @@
 """`misvo serve` as a process of its own: started from the shell, asked by the stock client, stopped by signals."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -13,10 +14,12 @@ import httpx2
 import openai
 import pytest
 from conftest import make_model, make_tokenizer
+from serving import served
 
 import misvo
 from misvo.cli import app
 from misvo.errors import MisvoError
+from misvo.server import Config
 
 REWARDS = """
 import time
@@ -170,3 +173,37 @@ def test_smollm2_end_to_end(smollm2):
             time.sleep(0.2)
             response = ask.responses.retrieve(response.id)
         assert response.output_text == result.text
+
+
+@pytest.mark.slow
+def test_throughput_is_that_of_steer_many(smollm2):
+    """Sixteen clients at once with lengths of their own: CPU time for each token, the clients' own included."""
+    prompts = [f"Give me tip number {number} for sleeping better." for number in range(16)]
+    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    how = {"rollouts": 4, "steps": 2, "max_new_tokens": 24, "seed": 1}
+
+    def together():
+        started = time.process_time()
+        results = misvo.steer_many(smollm2, chats, "length:12", **how)
+        return time.process_time() - started, [result.text for result in results]
+
+    def by_clients(server):
+        async def ask():
+            async with server.async_client(timeout=600) as client:
+                body = {"misvo": {"reward": "length:12", "rollouts": 4, "steps": 2}}
+                asked = {"model": "smollm2-135m", "seed": 1, "max_tokens": 24, "extra_body": body}
+                return await asyncio.gather(*(client.chat.completions.create(messages=chat, **asked) for chat in chats))
+
+        started = time.process_time()
+        answers = asyncio.run(ask())
+        return time.process_time() - started, [answer.choices[0].message.content for answer in answers]
+
+    with served(smollm2, {}, Config()) as server:
+        by_clients(server)
+        first, texts = together()
+        seconds, answers = by_clients(server)
+        again, _ = together()
+    ratio = (first + again) / 2 / seconds
+    print(f"tokens per second of CPU time, against steer_many: {ratio:.3f}")
+    assert answers == texts
+    assert ratio > 0.9  # 0.95 and above where nobody else uses the machine's caches

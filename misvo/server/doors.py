@@ -18,7 +18,7 @@ from misvo.server.errors import ApiError, of, reply
 from misvo.server.metrics import Metrics
 from misvo.server.sse import Left
 
-log = logging.getLogger("misvo.server")
+log = logging.getLogger("misvo-server")
 OPEN = "/health"
 
 

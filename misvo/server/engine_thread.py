@@ -21,7 +21,7 @@ from misvo.server.errors import ApiError
 from misvo.server.jobs import Job, Part, Work
 from misvo.session import Handle, Session
 
-log = logging.getLogger("misvo.server")
+log = logging.getLogger("misvo-server")
 RESTARTS = 3  # in a row, without a step that went well
 WINDOW = 2.0  # seconds over which tokens per second are counted
 GONE = ApiError(503, "the engine of this server has stopped.", code="engine_stopped", retry=True)

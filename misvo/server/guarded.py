@@ -39,10 +39,10 @@ class Line:
         with self._lock:
             if self.stuck >= MOST_STUCK:
                 raise RewardError(f"the reward {self.name!r} hangs: it has not answered {self.stuck} earlier calls.")
-            if self._calls is None:
-                self._calls = queue.SimpleQueue()
-                threading.Thread(target=self._work, args=(self._calls,), name="misvo-line", daemon=True).start()
             calls = self._calls
+            if calls is None:
+                calls = self._calls = queue.SimpleQueue()
+                threading.Thread(target=self._work, args=(calls,), name="misvo-line", daemon=True).start()
             calls.put((function, future))
         wait([future, self.closing], timeout=seconds, return_when=FIRST_COMPLETED)
         if not future.done() and not future.cancel():  # it is being called, and hangs

@@ -63,7 +63,7 @@ def _order(
     prompts: list[Prompt], steer: Steer | None, config: Config, n: int, seed, length, sampler, raw: bool, record: bool
 ) -> Order:
     options, greedy = sampler
-    steer = steer or Steer()
+    steer = steer or Steer.model_validate({})
     given = {name: getattr(steer, name) for name in type(steer).model_fields if name in Steer.model_fields}
     given = {name: value for name, value in given.items() if value is not None and name not in BESIDE}
     if seed is not None and "seed" in given and given["seed"] != seed:

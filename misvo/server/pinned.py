@@ -5,6 +5,7 @@ The connection goes to the address that was checked, so a name that changes its 
 nothing; redirects are not followed and proxies not asked.
 """
 
+import functools
 import http.client
 import ipaddress
 import socket
@@ -51,14 +52,15 @@ def _is_named(host: str, port: int, hosts: tuple[str, ...]) -> bool:
 def _address(host: str, port: int, hosts: tuple[str, ...]) -> str:
     """The first address that a name stands for; all of them have to be such as may be asked."""
     try:
-        found = [entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):
         raise ApiError(400, "the host of this scorer is not known.", param="misvo.reward") from None
-    named = {entry.rpartition(":")[0] if entry.count(":") == 1 else entry for entry in hosts}
+    named = {
+        (entry.rpartition(":")[0] if entry.rpartition(":")[2].isdecimal() else entry).strip("[]") for entry in hosts
+    }
     for address in found:
-        if not ipaddress.ip_address(address.partition("%")[0]).is_global and address not in {
-            name.strip("[]") for name in named
-        }:
+        public = ipaddress.ip_address(address.partition("%")[0]).is_global
+        if not public and address not in named:
             raise ApiError(400, REFUSED, param="misvo.reward", code="host_not_allowed")
     return found[0]
 
@@ -66,33 +68,37 @@ def _address(host: str, port: int, hosts: tuple[str, ...]) -> str:
 class _PlainConnection(http.client.HTTPConnection):
     """Connects to an address, whatever its host's name stands for by now."""
 
-    address = ""
+    def __init__(self, address: str, host: str, **options):
+        super().__init__(host, **options)
+        self.address = address
 
     def connect(self):
         self.sock = socket.create_connection((self.address, self.port), self.timeout)
 
 
-class _EncryptedConnection(http.client.HTTPSConnection):
-    address = ""
+class _EncryptedConnection(_PlainConnection):
+    """The same, and the certificate has to be the name's."""
+
+    default_port = http.client.HTTPS_PORT
 
     def connect(self):
-        plain = socket.create_connection((self.address, self.port), self.timeout)
-        self.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=self.host)
+        super().connect()
+        self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
 
 
 class _Plain(urllib.request.HTTPHandler):
     def __init__(self, address: str):
         super().__init__()
-        self._connection = type("Pinned", (_PlainConnection,), {"address": address})
+        self._connect = functools.partial(_PlainConnection, address)
 
     def http_open(self, request):
-        return self.do_open(self._connection, request)
+        return self.do_open(self._connect, request)
 
 
 class _Encrypted(urllib.request.HTTPSHandler):
     def __init__(self, address: str):
         super().__init__()
-        self._connection = type("Pinned", (_EncryptedConnection,), {"address": address})
+        self._connect = functools.partial(_EncryptedConnection, address)
 
     def https_open(self, request):
-        return self.do_open(self._connection, request)
+        return self.do_open(self._connect, request)
