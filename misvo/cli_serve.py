@@ -103,7 +103,7 @@ def serve(
         keys=keys,
         hosts=tuple(allow_host) or (("127.0.0.1", "localhost", "[::1]") if host in LOOPBACK else ()),
         origins=tuple(allow_origin),
-        reward_hosts=tuple(allow_reward_host),
+        reward_hosts=tuple(host.lower() for host in allow_reward_host),
         steerings=steerings,
         judge=judge,
         keep_seconds=keep_seconds,

@@ -51,7 +51,7 @@ class Line:
             return future.result()
         raise RewardError(f"the reward {self.name!r} took longer than {seconds:g} seconds.")
 
-    def _leave_behind(self, calls, future) -> None:
+    def _leave_behind(self, calls: queue.SimpleQueue, future: Future) -> None:
         """The thread hangs: the next call starts another one, and this one ends should it ever come back."""
         with self._lock:
             if self._calls is calls:

@@ -55,9 +55,7 @@ def _address(host: str, port: int, hosts: tuple[str, ...]) -> str:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except (OSError, UnicodeError):
         raise ApiError(400, "the host of this scorer is not known.", param="misvo.reward") from None
-    named = {
-        (entry.rpartition(":")[0] if entry.rpartition(":")[2].isdecimal() else entry).strip("[]") for entry in hosts
-    }
+    named = {urlsplit(f"//{entry}").hostname for entry in hosts}
     for address in found:
         public = ipaddress.ip_address(address.partition("%")[0]).is_global
         if not public and address not in named:
