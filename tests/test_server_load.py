@@ -235,6 +235,23 @@ def test_a_reader_who_does_not_read_is_left():
     assert left == [True]
 
 
+def test_comments_keep_a_silent_stream_alive(server):
+    """While a reward thinks there is nothing to tell; the stock client does not mind the comments."""
+    sent = body(stream=True, max_tokens=4, misvo={"reward": "waits", "rollouts": 2, "steps": 1})
+    gate.clear()
+    with server.http() as http, http.stream("POST", "/v1/completions", json=sent) as stream:
+        lines = stream.iter_lines()
+        assert next(line for line in lines if line.startswith(":")) == ": keep-alive"
+        gate.set()
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
+    gate.clear()
+    threading.Timer(0.3, gate.set).start()
+    steer = {"misvo": sent.pop("misvo")}
+    chunks = list(server.client().completions.create(**sent, extra_body=steer))
+    assert chunks[-1].choices[0].finish_reason
+    server.idle()
+
+
 def test_the_extra_time_of_a_client(server):
     """Over the engine's own time, for answers that take a few tokens: the median of 20."""
     client, policy = server.client(), make_policy()
