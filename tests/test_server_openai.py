@@ -12,7 +12,8 @@ from conftest import make_policy
 from serving import served
 
 import misvo
-from misvo.server import Config
+from misvo.candidate import Candidate
+from misvo.server import Config, answers
 
 CHAT = [{"role": "user", "content": "a b c"}]
 STEER = {"reward": "letters", "rollouts": 4, "steps": 3}
@@ -89,6 +90,15 @@ def test_the_n_best_are_in_order(client):
     assert rewards == sorted(rewards, reverse=True) and len(rewards) == 6
     with pytest.raises(openai.BadRequestError, match="n is larger than rollouts"):
         ask(client, misvo=STEER, n=13)
+
+
+def test_a_text_is_an_answer_once():
+    rewards = {"a": 1.0, "b": 3.0, "c": 2.0}
+    texts = ["a", "b", "b", "c", "b", "c", "a"]
+    result = misvo.Result("p", misvo.Settings(), [Candidate(0, i, [i], t, rewards[t]) for i, t in enumerate(texts)])
+    chosen = answers.best(result, 5)
+    assert [(candidate.text, candidate.rollout) for candidate in chosen] == [("b", 1), ("c", 3), ("a", 0)]
+    assert [candidate.text for candidate in answers.best(result, 2)] == ["b", "c"]
 
 
 def test_logprobs_are_those_of_the_policy_that_sampled(client, alone):
