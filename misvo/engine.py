@@ -22,6 +22,12 @@ class Engine(Protocol):
     """An engine that decodes requests with an adapter, too, says so by `adapts = True`."""
 
     head: Head
+    drawn: int  # tokens, of all requests so far
+
+    @property
+    def in_flight(self) -> int:
+        """Rows that decode together now."""
+        ...
 
     def submit(self, request: Request) -> Ticket:
         """Queue a request."""

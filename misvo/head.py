@@ -79,6 +79,11 @@ class Head:
         return self._scaled(self.weight[tokens].to(self.dtype))
 
     @cached_property
+    def longest_row(self) -> float:
+        """The largest norm of a row of W: |Wu| is nowhere more than this times ‖u‖."""
+        return abs(self.scale) * torch.linalg.vector_norm(self.weight, dim=1, dtype=self.dtype).max().item()
+
+    @cached_property
     def fingerprint(self) -> str:
         """A digest of the head that is the same for every precision the model may be loaded in.
 

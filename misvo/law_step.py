@@ -18,6 +18,9 @@ from misvo.race import Entries
 from misvo.rollouts import Request, Rollouts
 from misvo.sampling import RandomStream, Sampler
 
+LARGEST = 1e37  # of Wu/τ: beyond it, sums are no longer numbers in fp32
+TOO_STRONG = "steering is so strong that probabilities are no longer numbers: take smaller steps or less noise."
+
 
 @dataclass
 class Job:
@@ -66,6 +69,8 @@ class LawStep:
         head, keep, rows, length = self.head, request.keep, len(request.rollouts), request.max_new_tokens
         state, laws = (rows, length, head.hidden_size), length if keep.pool is None else keep.pool.shape[1]
         shared = request.intervention if isinstance(request.intervention, Vectors) else None
+        if shared is not None and not self._reach(request, shared) < LARGEST:  # NaN is not, either
+            raise MisvoError(TOO_STRONG)
 
         def zeros(*shape, dtype=head.dtype):
             return torch.zeros(*shape, dtype=dtype, device=head.device)
@@ -93,6 +98,11 @@ class LawStep:
         keys = RandomStream(request.seed, request.prompt).keys(request.step, request.rollouts, length).to(head.device)
         shift = None if shared is None else Shift(head, shared.free, shared.tie)
         return Job(request, rollouts, keys, torch.tensor(list(request.rollouts)), shift, unfinished=rows)
+
+    def _reach(self, request: Request, vectors: Vectors) -> float:
+        """A bound of |Wu/τ|. What is beyond all numbers is refused here: later it would stop its batch mates too."""
+        norms = torch.linalg.vector_norm(vectors.free, dim=-1, dtype=torch.float64)  # squares overflow before sums do
+        return norms.max().item() * self.head.longest_row / request.sampler.temperature
 
     def begin_again(self, job: Job) -> None:
         """Forget what a job has gathered; all else is written over as its rows are decoded once more."""
@@ -136,9 +146,7 @@ class LawStep:
             for group, block in zip(groups, blocks, strict=True)
         ]
         if probs[:, 0].isnan().any():  # one logit that is not finite makes all of its row NaN
-            raise MisvoError(
-                "steering is so strong that probabilities are no longer numbers: take smaller steps or less noise."
-            )
+            raise MisvoError(TOO_STRONG)
         tokens, kept = self._draw(sampler, groups, blocks, laws, probs, keys)
         chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
         rows = None  # the expected rows of a law that is not the whole one

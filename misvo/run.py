@@ -21,6 +21,7 @@ from misvo.methods import METHODS
 from misvo.methods.base import Context, Method, PausingMethod, Proposal, Scores, Update
 from misvo.numbers import as_numbers
 from misvo.prompts import Prompt
+from misvo.recorder import Recorder
 from misvo.result import Candidate, Result
 from misvo.rollouts import Request, Rollouts
 from misvo.rounds import Round
@@ -64,8 +65,10 @@ class Run:
         words: Words,
         scores_prefixes: bool = False,  # whether the reward has a word on beginnings of responses
         adapted: AdaptedModel | None = None,
+        recorder: Recorder | None = None,
     ):
         self.tokens, self.head, self.settings, self.words = tokens, head, settings, words
+        self.recorder = recorder
         self.sampler, self.scores_prefixes = sampler_of(settings, words.ends), scores_prefixes
         context = Context(head, tokens, self.sampler, settings, scores_prefixes, adapted)
         self._method: Method | None = METHODS[settings.method](context)
@@ -153,6 +156,8 @@ class Run:
             row = None
         else:
             row = self._learn(request.step, rollouts, responses, answer)
+            if self.recorder is not None:
+                self.recorder.note(request, rollouts, self.result)
         if not self._asked and not self._steps_left:
             self._finish()
         return row

@@ -69,6 +69,13 @@ class Scorer:
             future.set_exception(error)
         return future
 
+    def forget(self, owner) -> None:
+        """No more questions of this reward will come: its thread ends when it has answered those that it has."""
+        for known, pool in self._queues:
+            if known is owner:
+                pool.shutdown(wait=False)
+        self._queues = [(known, pool) for known, pool in self._queues if known is not owner]
+
     def close(self, wait: bool = True) -> None:
         for _, pool in self._queues:
             pool.shutdown(wait=wait, cancel_futures=True)

@@ -17,18 +17,21 @@ from dataclasses import dataclass, field
 from typing import Literal, Unpack
 
 from misvo.adapted import adapted_model
+from misvo.draw import Draw
 from misvo.engine import Engine, Ticket
 from misvo.errors import MisvoError, RewardError
 from misvo.options import Options
 from misvo.policy import Policy, as_policy
 from misvo.progress import Progress
 from misvo.prompts import Prompt, shown
+from misvo.recorder import Recorder
 from misvo.result import Result
 from misvo.rewards import AnyReward, Reward, TrainerState, as_reward, check_columns, insisting
 from misvo.rollouts import Request, Rollouts
 from misvo.run import Responses, Run
 from misvo.scoring import Question, Scorer
 from misvo.settings import SAMPLER, Settings, shows_settings
+from misvo.steering import Steering
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 OnStep = Callable[[int, dict], None]  # (index of the prompt, the new trace row)
@@ -38,9 +41,9 @@ OnStep = Callable[[int, dict], None]  # (index of the prompt, the new trace row)
 class Handle:
     """One prompt in a session. `result` grows as its run goes on, and is whole when `state` is "done"."""
 
-    run: Run
-    reward: Reward  # as it is called
-    owner: AnyReward  # the reward as the user gave it
+    run: Run | Draw
+    reward: Reward | None  # as it is called; None: samples that nobody scores
+    owner: AnyReward | None  # the reward as the user gave it
     columns: dict
     state: State = "waiting"
     error: Exception | None = None
@@ -50,7 +53,8 @@ class Handle:
         return f"Handle({self.state}, {self.result!r})"
 
     @property
-    def result(self) -> Result:
+    def result(self):
+        """A `Result`, or the `Samples` of a prompt that was only sampled."""
         return self.run.result
 
     @property
@@ -100,24 +104,45 @@ class Session:
         self.close(wait=kind is not KeyboardInterrupt)  # who presses Ctrl-C does not wait for a slow reward
 
     def add(
-        self, prompt: Prompt, reward: AnyReward, settings: Settings | None = None, columns: dict | None = None
+        self,
+        prompt: Prompt,
+        reward: AnyReward,
+        settings: Settings | None = None,
+        columns: dict | None = None,
+        recorder: Recorder | None = None,
     ) -> Handle:
-        """Queue a prompt. What is wrong with it is said here, before any work."""
+        """Queue a prompt. What is wrong with it is said here, before any work. `recorder` hears of every step."""
         settings, own = settings or Settings.from_preset(), self.policy.own_sampler
         if own.note is not None and any(getattr(settings, name) is None for name in SAMPLER):
             warnings.warn(own.note, stacklevel=4)
         settings = settings.for_model(own)
-        template = settings.chat_template_kwargs
-        tokens = tuple(self.policy.encode(prompt, raw=settings.raw, chat_template_kwargs=template))
-        self.policy.check_length(len(tokens), settings.max_new_tokens)
+        tokens = self._read(prompt, settings)
         scorer = insisting(as_reward(reward), settings.on_reward_error, settings.reward_retries)
         scores_prefixes = getattr(scorer, "scores_prefixes", False)
         adapted = adapted_model(self.policy, self._engine, settings) if settings.method == "lora" else None
         asked = shown(prompt, self.policy.decode)
-        run = Run(asked, tokens, self.policy.head, settings, self.policy, scores_prefixes, adapted)
+        run = Run(asked, tokens, self.policy.head, settings, self.policy, scores_prefixes, adapted, recorder)
         handle = Handle(run, scorer, reward, check_columns({} if columns is None else columns))
         self._waiting.append(handle)
         return handle
+
+    def draw(
+        self, prompt: Prompt, settings: Settings, steering: Steering | None = None, greedy: bool = False
+    ) -> Handle:
+        """Queue samples of a prompt, perhaps under saved vectors, that nobody scores: `result` will be `Samples`."""
+        if steering is not None:
+            steering.check(self.policy)
+        settings = settings.for_model(self.policy.own_sampler)
+        draw = Draw(self._read(prompt, settings), settings, self.policy, steering, greedy)
+        self._waiting.append(handle := Handle(draw, None, None, {}))
+        return handle
+
+    def _read(self, prompt: Prompt, settings: Settings) -> tuple[int, ...]:
+        """The token ids of a prompt for which there is room in the model's context."""
+        template = settings.chat_template_kwargs
+        tokens = tuple(self.policy.encode(prompt, raw=settings.raw, chat_template_kwargs=template))
+        self.policy.check_length(len(tokens), settings.max_new_tokens)
+        return tokens
 
     @property
     def busy(self) -> bool:
@@ -132,17 +157,20 @@ class Session:
             self._engine = self.policy.engine(*([min(limits)] if limits else []))
         return self._engine
 
-    def step(self) -> list[Event]:
-        """Begin what there is room for, decode a token for every row, hear what rewards have said."""
+    def step(self, until: Future | None = None) -> list[Event]:
+        """Begin what there is room for, decode a token for every row, hear what rewards have said.
+
+        Where there is nothing to decode, this waits for a reward, or until `until` is done: whoever has more to add.
+        """
         events: list[Event] = []
         engine = self.engine  # made before any prompt leaves the queue, so that its rows are for all of them
-        self._begin_runs()
+        self._begin_runs(events)
         for ticket, rollouts in engine.advance() if engine.busy else []:
             handle, request = self._decoding.pop(ticket)
             handle._tickets.discard(ticket)
             self._send_to_reward(handle, request, rollouts)
             del rollouts  # nothing of a step that is over may be held while the next one decodes
-        self._hear_from_rewards(events)
+        self._hear_from_rewards(events, until)
         return events
 
     def cancel(self, handle: Handle) -> None:
@@ -158,25 +186,32 @@ class Session:
         if self._engine is not None:
             self._engine.close()
 
-    def _begin_runs(self):
-        while self._waiting:
-            handle = self._waiting[0]
-            crowded = len(self._running) >= 2 * self._together  # those beyond what decodes at once wait for rewards
-            if self._running and (crowded or not self.engine.room(handle.run.outline())):
-                return
-            self._waiting.popleft()
+    def _begin_runs(self, events):
+        while self._may_begin():
+            handle = self._waiting.popleft()
             handle.state = "running"
             self._running.append(handle)
-            self._submit(handle, handle.run.ask())
+            self._submit(handle, events)
 
-    def _submit(self, handle, requests):
-        for request in requests:
-            if not request.rollouts:  # behind a pause, where all rows have ended: there is nothing to decode
-                self._send_to_reward(handle, request, None)
-                continue
-            ticket = self.engine.submit(request)
-            self._decoding[ticket] = (handle, request)
-            handle._tickets.add(ticket)
+    def _may_begin(self) -> bool:
+        """Whether there is room for the first that waits."""
+        if not self._waiting or not self._running:
+            return bool(self._waiting)
+        crowded = len(self._running) >= 2 * self._together  # those beyond what decodes at once wait for rewards
+        return not crowded and self.engine.room(self._waiting[0].run.outline())
+
+    def _submit(self, handle, events):
+        """Let a run ask for its next step. What cannot be decoded, for want of memory or of numbers, ends it alone."""
+        try:
+            for request in handle.run.ask():
+                if not request.rollouts:  # behind a pause, where all rows have ended: there is nothing to decode
+                    self._send_to_reward(handle, request, None)
+                    continue
+                ticket = self.engine.submit(request)
+                self._decoding[ticket] = (handle, request)
+                handle._tickets.add(ticket)
+        except Exception as error:
+            self._fail(handle, error, events)
         self._together = max(self._together, sum(bool(other._tickets) for other in self._running))
 
     def _send_to_reward(self, handle, request, rollouts):
@@ -196,10 +231,11 @@ class Session:
         future = self._scorer.submit(handle.owner, question, run.words.decode, background)
         self._scoring.append(_Scoring(handle, request, rollouts, responses, future))
 
-    def _hear_from_rewards(self, events):
-        """Take what is ready; where there is nothing to decode, wait for the first."""
-        if self._scoring and not self.engine.busy:
-            wait([scoring.future for scoring in self._scoring], return_when=FIRST_COMPLETED)
+    def _hear_from_rewards(self, events, until):
+        """Take what is ready; where there is nothing to decode, to begin or to tell, wait for the first."""
+        if self._scoring and not self.engine.busy and not events and not self._may_begin():
+            asked = [scoring.future for scoring in self._scoring]
+            wait(asked if until is None else [*asked, until], return_when=FIRST_COMPLETED)
         ready = [scoring for scoring in self._scoring if scoring.future.done()]
         self._scoring = [scoring for scoring in self._scoring if not scoring.future.done()]
         while ready:
@@ -216,14 +252,17 @@ class Session:
             answer = scoring.future.result()
             row = handle.run.tell(scoring.request, scoring.rollouts, scoring.responses, answer)
         except Exception as error:  # of a reward or of a method: it is this run's alone
-            handle.run.settle()
-            if isinstance(error, RewardError):
-                error.result = handle.result
-            handle.error = error
-            self._end(handle, "failed")
-            events.append(Event(handle))
+            self._fail(handle, error, events)
         else:
             events += [Event(handle, row)] if row is not None else []
+
+    def _fail(self, handle, error, events):
+        handle.run.settle()
+        if isinstance(error, RewardError):
+            error.result = handle.result
+        handle.error = error
+        self._end(handle, "failed")
+        events.append(Event(handle))
 
     def _go_on(self, handle, events):
         """Let a run ask for its next step, or end."""
@@ -233,7 +272,7 @@ class Session:
             self._end(handle, "done")
             events.append(Event(handle))
         else:
-            self._submit(handle, handle.run.ask())
+            self._submit(handle, events)
 
     def _end(self, handle, state: State):
         for ticket in handle._tickets:
@@ -244,6 +283,8 @@ class Session:
         self._waiting = deque(other for other in self._waiting if other is not handle)
         self._running = [other for other in self._running if other is not handle]
         others = [*self._waiting, *self._running]
+        if handle.owner is not None and all(other.owner is not handle.owner for other in others):
+            self._scorer.forget(handle.owner)
         if self._engine is not None and all(other.run.tokens != handle.run.tokens for other in others):
             self._engine.forget(handle.run.tokens)
 

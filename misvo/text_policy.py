@@ -12,7 +12,7 @@ from misvo.prompts import Prompt, is_many, render
 from misvo.rollouts import Request, Rollouts
 from misvo.sampling import sampler_of
 from misvo.settings import SAMPLER, Settings
-from misvo.steering import as_steering
+from misvo.steering import Steering, as_steering
 from misvo.text import before_stop
 
 
@@ -113,10 +113,8 @@ class TextPolicy:
         if steering is not None:
             steering.check(self)
             steering = strength * steering
-        made_with = {} if steering is None else steering.metadata.get("settings", {})
-        sizes = {"method": "best-of-n", "rollouts": samples, "max_new_tokens": max_new_tokens, "seed": seed}
-        inherited = {name: made_with[name] for name in SAMPLER if name in made_with}
-        settings = Settings.from_preset(**sizes, **{**inherited, **sampler}).for_model(self.own_sampler)
+        sizes = {"rollouts": samples, "max_new_tokens": max_new_tokens, "seed": seed}
+        settings = sample_settings(steering, **sizes, **sampler).for_model(self.own_sampler)
         many, template = is_many(prompt), {"raw": raw, "chat_template_kwargs": chat_template_kwargs}
         prompts = [tuple(self.encode(one, **template)) for one in (prompt if many else [prompt])]
         for tokens in prompts:
@@ -141,3 +139,10 @@ class TextPolicy:
 
     def _samples(self, rollouts, stop):
         return Samples([before_stop(self.decode(tokens), stop) for tokens in rollouts.responses()], rollouts)
+
+
+def sample_settings(steering: Steering | None, **options) -> Settings:
+    """Settings of samples: a sampler that is not given is that of the run that made the steering, or the model's."""
+    made_with = {} if steering is None else steering.metadata.get("settings", {})
+    inherited = {name: made_with[name] for name in SAMPLER if name in made_with}
+    return Settings.from_preset(method="best-of-n", **{**inherited, **options})

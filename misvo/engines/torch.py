@@ -51,6 +51,12 @@ class TorchEngine(Engine):
         self._stems = Stems()
         self._finished: list[Ticket] = []  # that nobody was told of yet
         self._submitted = 0
+        self.drawn = 0  # tokens, of all requests so far
+
+    @property
+    def in_flight(self) -> int:
+        """Rows that are in the batch."""
+        return len(self._batch)
 
     def submit(self, request: Request) -> Ticket:
         if request.adapter is not None:
@@ -125,6 +131,7 @@ class TorchEngine(Engine):
         if not groups:
             return []
         tokens = self._steps.draw(groups, batch.hidden)
+        self.drawn += len(tokens)
         ended, pausing = batch.ends(tokens)
         start = 0
         for group in groups:

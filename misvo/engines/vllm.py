@@ -214,6 +214,12 @@ class VllmEngine(Engine):
         self.host, self.head, self.max_rows = host, host.head, max_rows
         self._flying: dict[Ticket, _Flight] = {}
         self._submitted = 0
+        self.drawn = 0  # tokens, of all requests that are finished
+
+    @property
+    def in_flight(self) -> int:
+        """Rows that vLLM has."""
+        return self._rows()
 
     def submit(self, request: Request) -> Ticket:
         if request.adapter is not None:
@@ -239,6 +245,7 @@ class VllmEngine(Engine):
             if rollouts is not None:
                 del self._flying[ticket]
                 rollouts.seconds = flight.seconds
+                self.drawn += rollouts.drawn
                 finished.append((ticket, rollouts))
         return finished
 

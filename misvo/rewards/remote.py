@@ -30,9 +30,20 @@ _OPTIONS = {"timeout": float, "attempts": int, "backoff": float, "batch_size": i
 class Remote:
     """A reward that asks a scorer at `url`; `headers` are added to each request, for instance for authorisation."""
 
-    def __init__(self, url, *, timeout=60.0, attempts=6, backoff=0.5, batch_size=16, concurrency=4, headers=None):
+    def __init__(
+        self,
+        url,
+        *,
+        timeout=60.0,
+        attempts=6,
+        backoff=0.5,
+        batch_size=16,
+        concurrency=4,
+        headers=None,
+        largest=LARGEST_ANSWER,  # bytes of an answer
+    ):
         self.url, self.timeout, self.attempts, self.backoff = _checked(url), timeout, attempts, backoff
-        self.batch_size, self.concurrency = batch_size, concurrency
+        self.batch_size, self.concurrency, self.largest = batch_size, concurrency, largest
         for name, kind in _OPTIONS.items():
             value = getattr(self, name)
             low = 0 if name == "backoff" else 1 if kind is int else 1e-3
@@ -42,7 +53,7 @@ class Remote:
         self.shown = self.url.partition("?")[0]  # a query may hold a secret
         # A proxy of the environment could not reach a scorer on this machine. Redirects would turn POST into GET.
         proxies = [urllib.request.ProxyHandler({})] if _loopback(urlsplit(self.url).hostname) else []
-        self._open = urllib.request.build_opener(_NoRedirect, *proxies).open
+        self._open = urllib.request.build_opener(NoRedirect, *proxies).open
 
     @classmethod
     def from_spec(cls, spec: str) -> "Remote":
@@ -122,8 +133,8 @@ class Remote:
                 answer += block
                 if time.monotonic() > deadline:
                     raise TimeoutError("the answer trickled in for too long")
-                if len(answer) > LARGEST_ANSWER:
-                    raise RewardError(f"the scorer at {self.shown} answered with more than {LARGEST_ANSWER >> 20} MB.")
+                if len(answer) > self.largest:
+                    raise RewardError(f"the scorer at {self.shown} answered with more than {self.largest >> 20} MB.")
             missing = response.length  # what the header promised and the connection did not bring
             if missing:
                 raise http.client.IncompleteRead(bytes(answer[:0]), missing)
@@ -134,7 +145,7 @@ class _Stopped(Exception):
     """Given up because another chunk failed."""
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
+class NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_):
         return None
 

@@ -1,0 +1,147 @@
+"""`misvo serve`: the options of a server. Imports neither torch nor fastapi by itself."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from misvo import cli_options
+from misvo.cli_process import quiet_libraries
+from misvo.errors import MisvoError
+from misvo.server.config import Config, Limits
+from misvo.settings import LOAD_OPTIONS
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DEFAULTS, LIMITS = Config(), Limits()
+
+
+def serve(
+    model: Annotated[str, typer.Option(help="An embedded model, a Hugging Face id or a folder.")] = "smollm2-135m",
+    reward: Annotated[
+        list[str],
+        typer.Option(help="`NAME=SPEC`: what clients may ask for by NAME; again for more. `misvo list rewards`."),
+    ] = [],  # noqa: B006
+    host: Annotated[str, typer.Option(help="Address to listen at. 0.0.0.0 is every one that this machine has.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at.")] = 8000,
+    api_key: Annotated[
+        list[str], typer.Option(help="A key that clients have to send. Others see it in `ps`: rather use a file.")
+    ] = [],  # noqa: B006
+    api_key_file: Annotated[Path | None, typer.Option(help="A file with a key on each line.")] = None,
+    name: Annotated[str | None, typer.Option(help="What clients call the model. [default: its name]")] = None,
+    default_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of an answer where a client does not say.")
+    ] = DEFAULTS.default_tokens,
+    queue: Annotated[int, typer.Option(min=1, help="Requests that run or wait; one more gets 503.")] = LIMITS.queue,
+    max_load: Annotated[int, typer.Option(min=1, help="Tokens (K·N·T) that all of them may decode.")] = LIMITS.load,
+    max_request: Annotated[
+        int, typer.Option(min=1, help="Tokens (K·N·T) that one request may decode.")
+    ] = LIMITS.request,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = LIMITS.prompt_tokens,
+    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request's body.")] = LIMITS.body,
+    max_rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows decoded at once. [default: what fits memory]")
+    ] = None,
+    reward_seconds: Annotated[
+        float, typer.Option(min=0.001, help="Seconds that a reward may take for the responses of a step.")
+    ] = DEFAULTS.reward_seconds,
+    allow_reward_host: Annotated[
+        list[str], typer.Option(help="`HOST` or `HOST:PORT` of scorers that requests may name by a URL.")
+    ] = [],  # noqa: B006
+    allow_origin: Annotated[
+        list[str], typer.Option(help="An origin whose pages may call this server, such as `https://example.org`.")
+    ] = [],  # noqa: B006
+    allow_host: Annotated[
+        list[str],
+        typer.Option(help="A name of this server in Host headers. [default: on loopback its names, else any]"),
+    ] = [],  # noqa: B006
+    steerings: Annotated[
+        Path | None, typer.Option(help="Folder for saved steerings. [default: they live in memory]")
+    ] = None,
+    judge: Annotated[str | None, typer.Option(help="A model that judges fluency, for the panel.")] = None,
+    keep_seconds: Annotated[
+        float, typer.Option(min=0, help="How long finished runs can be looked up.")
+    ] = DEFAULTS.keep_seconds,
+    keep_runs: Annotated[int, typer.Option(min=0, help="How many of them.")] = DEFAULTS.keep_runs,
+    keep_alive: Annotated[
+        float, typer.Option(min=0.01, help="Seconds between two comments in a silent stream.")
+    ] = DEFAULTS.keep_alive,
+    grace: Annotated[
+        float, typer.Option(min=1, help="Seconds for running requests to end when the server is stopped.")
+    ] = DEFAULTS.grace,
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="A line for each request, with its path.")] = (
+        False
+    ),
+    dtype: cli_options.Dtype = "auto",
+    device: cli_options.Device = None,
+    device_map: cli_options.DeviceMap = None,
+    revision: cli_options.Revision = None,
+    trust_remote_code: cli_options.TrustRemoteCode = False,
+    quantize: cli_options.Quantize = None,
+    compile: cli_options.Compile = False,
+):
+    """Answer for a model at an address that the `openai` client, curl and browsers can ask.
+
+    Example: `misvo serve --reward sentiment=sentiment --reward brief=length:20 --port 8000`
+    """
+    load = dict(
+        zip(LOAD_OPTIONS, (dtype, device, device_map, revision, trust_remote_code, quantize, compile), strict=True)
+    )
+    rewards = dict(map(_named, reward))
+    keys = (*api_key, *(_keys(api_key_file) if api_key_file is not None else ()))
+    if not all(key.strip() and key.isascii() and len(key.split()) == 1 for key in keys):
+        raise MisvoError("an API key is one word of plain letters, digits and signs.")
+    if host not in LOOPBACK and not keys:
+        typer.echo(f"misvo: everybody who reaches {host} may use this server: --api-key-file closes it.", err=True)
+    limits = Limits(queue=queue, load=max_load, request=max_request, prompt_tokens=max_prompt_tokens, body=max_body)
+    config = Config(
+        limits=limits,
+        name=name or (Path(model).resolve().name if os.path.isdir(model) else model),
+        default_tokens=default_tokens,
+        keys=keys,
+        hosts=tuple(allow_host) or (("127.0.0.1", "localhost", "[::1]") if host in LOOPBACK else ()),
+        origins=tuple(allow_origin),
+        reward_hosts=tuple(host.lower() for host in allow_reward_host),
+        steerings=steerings,
+        judge=judge,
+        keep_seconds=keep_seconds,
+        keep_runs=keep_runs,
+        keep_alive=keep_alive,
+        reward_seconds=reward_seconds,
+        grace=grace,
+        max_rows=max_rows,
+        log_requests=log_requests,
+    )
+    quiet_libraries()
+    from misvo import Policy, view
+    from misvo.server import create_app
+
+    with view.loading(model):
+        app = create_app(Policy.from_pretrained(model, **load), rewards, config)
+    from misvo.server import serve as web
+
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(f"misvo: {config.name} at http://{shown}:{port}/v1 (what it takes: /docs)", err=True)
+    web.run(app, host, port, grace)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """`NAME=SPEC`, or a spec that is a name by itself."""
+    name, sign, spec = text.partition("=")
+    if not sign and name.isidentifier():
+        return name, name
+    if not sign or not name or not spec:
+        raise MisvoError(f"write --reward as NAME=SPEC, such as brief=length:20, not {text!r}.")
+    return name, spec
+
+
+def _keys(path: Path) -> list[str]:
+    try:
+        keys = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MisvoError(f"the keys in {path} could not be read: {error}") from error
+    if not keys:
+        raise MisvoError(f"{path} holds no key.")
+    return keys

@@ -1,0 +1,162 @@
+"""What all routes stand on: the model, its engine's thread, places, rewards, steerings, and the jobs under way."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from misvo.errors import MisvoError
+from misvo.footprint import MOST_ROWS
+from misvo.judge import Judge
+from misvo.policy import Policy
+from misvo.rewards import AnyReward, check_columns
+from misvo.server.config import Config
+from misvo.server.engine_thread import EngineThread
+from misvo.server.errors import ApiError
+from misvo.server.jobs import Job, Store, Work
+from misvo.server.metrics import Metrics
+from misvo.server.orders import Order
+from misvo.server.places import Places
+from misvo.server.registry import Registry
+from misvo.server.shelf import Shelf
+from misvo.settings import Settings
+
+OPEN_AT_ONCE = 8  # prompts for which memory is reckoned
+STOPPED = ApiError(503, "the server is being stopped.", code="stopping", retry_after=5, retry=True)
+
+
+class Core:
+    def __init__(self, policy: Policy, rewards: Mapping[str, AnyReward], config: Config):
+        name = config.name or policy.name
+        if name != policy.name:  # under the name that clients know, so that no message shows a folder
+            policy = Policy(policy.model, policy.tokenizer, name, policy.own_sampler)
+        self.policy, self.config = policy, config
+        self.places, self.store, self.metrics = Places(config.limits), Store(config), Metrics()
+        self.registry, self.shelf = Registry(rewards, config), Shelf(policy, config)
+        self.engine = EngineThread(policy, config.max_rows or self._rows(), config.limits.prompt_tokens)
+        self.stopping = False
+        self.created = int(time.time())
+        self._jobs: set[Job] = set()
+        self._judge: Judge | None = None
+        self._lock = threading.Lock()
+
+    def _rows(self) -> int:
+        """As many rows as half of the free memory holds, where several requests of usual size are open."""
+        length, limits = self.config.default_tokens, self.config.limits
+        context = self.policy.context_length or limits.prompt_tokens
+        longest = max(1, min(limits.prompt_tokens, context) - length)
+        settings = Settings.from_preset(max_new_tokens=length).for_model(self.policy.own_sampler)
+        return min(MOST_ROWS, self.policy.rows_that_fit(None, settings, OPEN_AT_ONCE, longest))
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.name:
+            raise ApiError(404, f"this server has the model {self.name!r} only.", param="model", code="model_not_found")
+
+    async def start(self, order: Order, kind: str, owner: str, about: dict | None = None) -> Job:
+        """Take a place, make the reward, hand the work to the engine; what is wrong with it is raised here."""
+        if self.stopping:
+            raise STOPPED
+        steering = order.vectors or (None if order.steering is None else self.shelf.get(order.steering))
+        settings = order.resolve(steering)
+        tokens = order.tokens(settings)
+        self.places.check(tokens)
+        if order.reward is not None and order.n > settings.rollouts * settings.steps:
+            raise ApiError(400, "n is larger than rollouts × steps: there are no more responses.", param="n")
+        if order.greedy and order.n > 1:
+            raise ApiError(400, "at temperature 0 all responses are equal: leave n out.", param="n")
+        check_columns(order.columns)
+        self.places.take(tokens, self.engine.tally.tokens_per_second)
+        job = None
+        try:
+            reward = None if order.reward is None else await asyncio.to_thread(self.registry.make, order.reward)
+            common = Work("", settings, reward, order.columns, steering, order.greedy, not order.explicit)
+            common = replace(common, record=order.record)
+            works = [
+                replace(common, prompt=prompt, strength=strength)
+                for prompt in order.prompts
+                for strength in order.strengths
+            ]
+            job = Job(kind, works, tokens, owner, about)
+            job.at_end += [lambda: self.places.give_back(tokens), lambda: self._jobs.discard(job)]
+            self._jobs.add(job)
+            if not self.engine.alive:
+                job.fail(ApiError(503, "the engine of this server has stopped.", code="engine_stopped", retry=True))
+            else:
+                self.engine.submit(job)
+            await job.accepted()
+        except BaseException:
+            if job is None:
+                self.places.give_back(tokens)
+            else:
+                self.engine.cancel(job)
+            raise
+        return job
+
+    def cancel(self, job: Job) -> None:
+        if not job.over:
+            self.engine.cancel(job)
+
+    async def drain(self, seconds: float) -> None:
+        """No new requests; those that run have so many seconds, and are told then."""
+        self.stopping = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(job.finished() for job in self._jobs))
+        self.tell_all()
+
+    def tell_all(self) -> None:
+        """End what is under way: its clients are told that the server is being stopped."""
+        for job in list(self._jobs):
+            self.engine.cancel(job)
+            job.fail(STOPPED)
+
+    def close(self) -> None:
+        self.stopping = True
+        self.tell_all()
+        self.registry.close()
+        self.engine.stop()
+
+    def judge(self) -> Judge | None:
+        """Who reads responses for the panel, loaded when first asked for; not in the event loop."""
+        with self._lock:
+            if self._judge is None and self.config.judge is not None:
+                self._judge = Judge.from_pretrained(self.config.judge)
+            return self._judge
+
+    def describe(self) -> dict:
+        """The model, for the page and for people."""
+        policy, limits = self.policy, self.config.limits
+        return {
+            "name": self.name,
+            "parameters": policy.parameter_count,
+            "precision": policy.precision,
+            "context_length": policy.context_length,
+            "vocabulary": policy.head.vocab_size,
+            "hidden_size": policy.head.hidden_size,
+            "chat": bool(getattr(policy.tokenizer, "chat_template", None)),
+            "judge": self.config.judge,
+            "limits": {**vars(limits), "rows": self.engine.max_rows, "default_tokens": self.config.default_tokens},
+        }
+
+    def status(self) -> dict:
+        tally = self.engine.tally
+        return {
+            "rows_in_flight": tally.rows,
+            "tokens_per_second": tally.tokens_per_second,
+            "requests": self.places.taken,
+            "queue": self.config.limits.queue,
+            "load": self.places.tokens,
+            "stopping": self.stopping,
+        }
+
+    async def call(self, function):
+        """What a function gives that needs the model: it is called between two decoding steps."""
+        if not self.engine.alive:
+            raise MisvoError("the engine of this server has stopped.")
+        return await asyncio.wrap_future(self.engine.call(function))

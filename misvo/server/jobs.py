@@ -1,0 +1,187 @@
+"""A job: something that a client asked for, its state, and its events, which any number of readers may follow.
+
+The engine's thread reports to a job, and everything that changes it happens in the event loop, so readers need no
+lock. `Store` keeps jobs that can be looked up: result and events together, for a time and a number.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from misvo.candidate import Candidate
+from misvo.prompts import Prompt
+from misvo.recorder import Recorder
+from misvo.result import Result
+from misvo.server.config import Config
+from misvo.server.errors import ApiError, of
+from misvo.settings import Settings
+from misvo.steering import Steering
+from misvo.text_policy import Samples
+
+State = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One prompt to steer, or, without a reward, to sample from."""
+
+    prompt: Prompt
+    settings: Settings
+    reward: Callable | None = None
+    columns: dict = field(default_factory=dict)
+    steering: Steering | None = None
+    greedy: bool = False
+    clip: bool = False  # the client named no length: what does not fit the model's context is left out
+    strength: float = 1.0
+    record: bool = False  # log-probabilities, and the vectors behind answers
+
+
+@dataclass
+class Part:
+    """What came of a work."""
+
+    work: Work
+    settings: Settings  # as they were carried out
+    prompt_tokens: int
+    recorder: Recorder | None
+    result: Result | Samples | None = None  # that of a run grows while it goes on
+    best: Candidate | None = None  # once it is over
+
+
+class Job:
+    def __init__(self, kind: str, works: list[Work], tokens: int, owner: str = "", about: dict | None = None):
+        self.id = f"{kind}-{secrets.token_hex(16)}"
+        self.works, self.tokens, self.owner, self.about = works, tokens, owner, about or {}
+        self.created, self.started, self.ended = time.time(), 0.0, 0.0
+        self.state: State = "queued"
+        self.parts: list[Part] = []
+        self.error: ApiError | None = None
+        self.events: list[dict] = []
+        self.at_end: list[Callable[[], None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._accepted = False
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("completed", "failed", "cancelled")
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended or time.time()) - self.created
+
+    # From the engine's thread.
+
+    def report(self, change: Callable[..., None], *said: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(change, *said)
+        except RuntimeError:  # the loop has ended: nobody listens any more
+            for last in self.at_end:
+                last()
+
+    # In the event loop.
+
+    def accept(self, parts: list[Part]) -> None:
+        self.parts, self._accepted = parts, True
+        self._tell()
+
+    def begin(self) -> None:
+        if self.state == "queued":
+            self.state, self.started = "in_progress", time.time()
+            self._tell({"type": "started"})
+
+    def step(self, index: int, row: dict) -> None:
+        self._tell({"type": "step", "prompt": index, "row": row, "seconds_left": self._left(row, index)})
+
+    def complete(self) -> None:
+        self._end("completed")
+
+    def fail(self, error: BaseException) -> None:
+        self.error = of(error)
+        self._end("failed")
+
+    def cancel(self) -> None:
+        self._end("cancelled")
+
+    def _end(self, state: State) -> None:
+        if self.over:
+            return
+        self.state, self.ended, self._accepted = state, time.time(), True
+        self._tell({"type": state})
+        for last in self.at_end:
+            last()
+
+    def _left(self, row, index) -> float | None:
+        steps = self.parts[index].settings.steps
+        done = row["step"] + 1
+        return (time.time() - self.started) * (steps - done) / done
+
+    def _tell(self, event: dict | None = None) -> None:
+        if event is not None:
+            self.events.append(event)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def accepted(self) -> None:
+        """Until the engine's thread has looked at it; raises what it found wrong."""
+        while not self._accepted:
+            await self._changed.wait()
+        if self.error is not None:
+            raise self.error
+
+    async def finished(self) -> None:
+        while not self.over:
+            await self._changed.wait()
+
+    async def follow(self, start: int = 0) -> AsyncIterator[tuple[int, dict]]:
+        """Events from a number on, as they come, until the job is over."""
+        while True:
+            while start < len(self.events):
+                yield start, self.events[start]
+                start += 1
+            if self.over:
+                return
+            await self._changed.wait()
+
+
+class Store:
+    """Jobs by their ids. The oldest that are over go first; those under way always stay."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self._jobs: dict[str, Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def keep(self, job: Job) -> None:
+        self._jobs[job.id] = job
+        self.tidy()
+
+    def get(self, id: str, owner: str, kind: str) -> Job:
+        self.tidy()
+        job = self._jobs.get(id)
+        if job is None or job.owner != owner or not id.startswith(f"{kind}-"):
+            raise ApiError(404, "there is nothing by this id, or no longer.", code="not_found")
+        return job
+
+    def of(self, owner: str, kind: str) -> list[Job]:
+        """The newest first."""
+        self.tidy()
+        return [job for job in reversed(self._jobs.values()) if job.owner == owner and job.id.startswith(f"{kind}-")]
+
+    def drop(self, job: Job) -> None:
+        self._jobs.pop(job.id, None)
+
+    def tidy(self) -> None:
+        config, now = self.config, time.time()
+        over = [job for job in self._jobs.values() if job.over]
+        count, tokens = len(over), sum(job.tokens for job in over)
+        for job in over:
+            if count <= config.keep_runs and tokens <= config.keep_tokens and now - job.ended <= config.keep_seconds:
+                continue
+            del self._jobs[job.id]
+            count, tokens = count - 1, tokens - job.tokens

@@ -1,0 +1,145 @@
+"""/misvo/v1/steerings, /misvo/v1/generate and what there is to choose from: rewards, models, settings, status."""
+
+import asyncio
+import dataclasses
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from misvo.options import about
+from misvo.rewards import score
+from misvo.server import answers as made
+from misvo.server import orders, sse
+from misvo.server.bodies import Generate, SaveSteering, Steer
+from misvo.server.core import Core
+from misvo.server.errors import Reply
+from misvo.server.jobs import Job
+from misvo.server.openai_routes import core_of, owner_of, raise_where_failed
+from misvo.server.shelf import steering_of
+from misvo.settings import PRESETS, Settings
+from misvo.text_policy import Samples
+
+router = APIRouter(prefix="/misvo/v1")
+METHODS = ("misvo", "best-of-n")  # the others take noise or networks of their own: they are for the command line
+
+
+@router.get("/steerings", tags=["steerings"])
+async def steerings(request: Request) -> Reply:
+    return Reply({"steerings": core_of(request).shelf.list()})
+
+
+@router.post("/steerings", tags=["steerings"], status_code=201)
+async def save(body: SaveSteering, request: Request) -> Reply:
+    """Keep the steering of a run under a name."""
+    core = core_of(request)
+    job = core.store.get(body.run, owner_of(request), "run")
+    steering = steering_of(job)
+    await asyncio.to_thread(core.shelf.save, body.name, steering)
+    return Reply(core.shelf.describe(body.name), 201)
+
+
+@router.get("/steerings/{name}", tags=["steerings"])
+async def steering(name: str, request: Request) -> Reply:
+    return Reply(core_of(request).shelf.describe(name))
+
+
+@router.get("/steerings/{name}/safetensors", tags=["steerings"])
+async def weights(name: str, request: Request) -> Response:
+    """The vectors as a file."""
+    content = await asyncio.to_thread(core_of(request).shelf.weights, name)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.safetensors"'}
+    return Response(content, media_type="application/octet-stream", headers=headers)
+
+
+@router.delete("/steerings/{name}", tags=["steerings"])
+async def delete(name: str, request: Request) -> Reply:
+    await asyncio.to_thread(core_of(request).shelf.delete, name)
+    return Reply({"name": name, "deleted": True})
+
+
+@router.post("/generate", tags=["steerings"])
+async def generate(body: Generate, request: Request) -> Reply:
+    """Samples under a steering at one or several strengths, with the same noise at each, perhaps scored."""
+    core = core_of(request)
+    core.check_model(body.model)
+    vectors = None
+    if body.run is not None:
+        job = core.store.get(body.run, owner_of(request), "run")
+        vectors = steering_of(job)
+    elif body.steering is not None:
+        vectors = core.shelf.get(body.steering)
+    order = orders.of_generate(body, core.config, vectors)
+    job = await sse.attended(request, core.start(order, "gen", owner_of(request)))
+    try:
+        await sse.attended(request, job.finished())
+    finally:
+        core.cancel(job)
+    raise_where_failed(job)
+    told = asyncio.to_thread(_strengths, core, job, body)
+    return Reply({"seed": body.seed, "strengths": await sse.attended(request, told)})
+
+
+def _strengths(core: Core, job: Job, body: Generate) -> list[dict]:
+    reward = None if body.reward is None else core.registry.make(body.reward)
+    rows = []
+    for part in job.parts:
+        assert isinstance(part.result, Samples)
+        given = made.samples(part.result)
+        rewards: list = [None] * len(given)
+        if reward is not None:
+            texts, ids = [answer.text for answer in given], [answer.tokens for answer in given]
+            rewards = list(score(reward, part.work.prompt, texts, ids, body.columns or {}))
+        known = [value for value in rewards if value is not None]
+        tokens = max(1, sum(len(answer.tokens) for answer in given))
+        rows.append(
+            {
+                "strength": part.work.strength if part.work.steering is not None else 0.0,
+                "reward": sum(known) / len(known) if known else None,
+                "kl_per_token": sum(sum(answer.token_kl) for answer in given) / tokens,
+                "changed": sum(len(answer.changed or []) for answer in given) / tokens,
+                "samples": [
+                    {
+                        **{name: getattr(answer, name) for name in ("text", "tokens", "token_kl", "changed")},
+                        **{name: getattr(answer, name) for name in ("logprobs", "ref_logprobs", "finish_reason")},
+                        "pieces": [core.policy.spell(token) for token in answer.tokens],
+                        "reward": value,
+                    }
+                    for answer, value in zip(given, rewards, strict=True)
+                ],
+            }
+        )
+    return rows
+
+
+@router.get("/rewards", tags=["about"])
+async def rewards(request: Request) -> Reply:
+    """The names that a reward may have, and the kinds that a request may declare."""
+    return Reply(core_of(request).registry.describe())
+
+
+@router.get("/models", tags=["about"])
+async def models(request: Request) -> Reply:
+    return Reply({"models": [core_of(request).describe()]})
+
+
+@router.get("/settings", tags=["about"])
+async def settings(request: Request) -> Reply:
+    """What each setting of a request is for, its default, and the names that it may have."""
+    fields = [field for field in dataclasses.fields(Settings) if field.name in Steer.model_fields]
+    rows = [
+        {
+            "name": field.name,
+            "about": about(field),
+            "default": PRESETS["auto"].get(field.name, field.default),
+            "names": [name for name in field.metadata["names"] or [] if field.name != "method" or name in METHODS],
+            "type": str(getattr(field.type, "__name__", field.type)),
+        }
+        for field in fields
+    ]
+    return Reply({"presets": list(PRESETS), "settings": rows})
+
+
+@router.get("/status", tags=["about"])
+async def status(request: Request) -> Reply:
+    """Rows in flight, tokens per second, requests that run or wait."""
+    return Reply(core_of(request).status())
