@@ -10,12 +10,12 @@ from misvo import cli_options
 from misvo.cli_process import quiet_libraries
 from misvo.errors import MisvoError
 from misvo.server.config import Config, Limits
-from misvo.settings import LOAD_OPTIONS
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULTS, LIMITS = Config(), Limits()
 
 
+@cli_options.accepts_load_options
 def serve(
     model: Annotated[str, typer.Option(help="An embedded model, a Hugging Face id or a folder.")] = "smollm2-135m",
     reward: Annotated[
@@ -74,21 +74,12 @@ def serve(
     log_requests: Annotated[bool, typer.Option("--log-requests", help="A line for each request, with its path.")] = (
         False
     ),
-    dtype: cli_options.Dtype = "auto",
-    device: cli_options.Device = None,
-    device_map: cli_options.DeviceMap = None,
-    revision: cli_options.Revision = None,
-    trust_remote_code: cli_options.TrustRemoteCode = False,
-    quantize: cli_options.Quantize = None,
-    compile: cli_options.Compile = False,
+    **options,
 ):
     """Answer for a model at an address that the `openai` client, curl and browsers can ask.
 
     Example: `misvo serve --reward sentiment=sentiment --reward brief=length:20 --port 8000`
     """
-    load = dict(
-        zip(LOAD_OPTIONS, (dtype, device, device_map, revision, trust_remote_code, quantize, compile), strict=True)
-    )
     rewards = dict(map(_named, reward))
     keys = (*api_key, *(_keys(api_key_file) if api_key_file is not None else ()))
     if not all(key.strip() and key.isascii() and len(key.split()) == 1 for key in keys):
@@ -119,7 +110,7 @@ def serve(
     from misvo.server import create_app
 
     with view.loading(model):
-        app = create_app(Policy.from_pretrained(model, **load), rewards, config)
+        app = create_app(Policy.from_pretrained(model, **cli_options.to_load(options)), rewards, config)
     from misvo.server import serve as web
 
     shown = f"[{host}]" if ":" in host else host
