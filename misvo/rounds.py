@@ -4,6 +4,7 @@ Methods that look at rows while they are being written (`misvo.methods.particles
 positions at which decoding pauses. At each of them they say which row every row goes on from, and the step continues.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -19,13 +20,14 @@ class Round:
         self.seconds = {"reward": 0.0, "update": 0.0}  # what the pauses took
         self._rows: Rollouts | None = None  # from their first token on, None before the first block
         self._start = 0  # where the next block begins
-        self._going_on = torch.arange(len(request.rollouts))
+        self._going_on: torch.Tensor | None = None  # rows that the next block continues; None: all, from the prompt on
 
     def ask(self) -> Request:
         """The next block of the rows that go on; of no row, where all of them have ended."""
-        rollouts = [self.request.rollouts[row] for row in self._going_on.tolist()]
+        rollouts: Sequence[int] = self.request.rollouts
         beginnings: tuple[tuple[int, ...], ...] = ()
-        if self._rows is not None:
+        if self._rows is not None and self._going_on is not None:
+            rollouts = [rollouts[row] for row in self._going_on.tolist()]
             tokens = self._rows.tokens[self._going_on.to(self._rows.tokens.device), : self._start]
             beginnings = tuple(tuple(row) for row in tokens.tolist())
         changes = {"rollouts": rollouts, "max_new_tokens": self.pauses[0], "beginnings": beginnings}
@@ -36,7 +38,7 @@ class Round:
         if self._rows is None:
             assert block is not None
             self._rows = block if len(self.pauses) == 1 else block.widened(self.request.max_new_tokens)
-        elif block is not None:
+        elif block is not None and self._going_on is not None:
             self._rows = self._rows.continued(block, self._going_on, self._start)
         self._start = self.pauses.pop(0)
         self.over = self._start == self.request.max_new_tokens or not len(self._alive(self._rows))
