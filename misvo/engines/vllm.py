@@ -21,7 +21,7 @@ from weakref import finalize
 import torch
 
 from misvo.engine import Engine, Ticket
-from misvo.engines.vllm_loading import check_cache, start
+from misvo.engines.vllm_loading import start
 from misvo.engines.vllm_worker import Taken
 from misvo.errors import MisvoError, first_line, short
 from misvo.head import Head
@@ -46,7 +46,6 @@ class VllmHost:
         self._released: deque[str] = deque()  # records in the worker that nobody holds any more
         self.vllm = start(options)
         try:
-            check_cache(self.vllm.vllm_config)
             self.call("install", ends, tokenizer)
             self.head = self._read_head()
         except BaseException:
