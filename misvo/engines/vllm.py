@@ -6,6 +6,7 @@ request is at most of the size K×T×d: mean laws and hidden states stay in the 
 """
 
 import itertools
+import os
 import pickle
 import tempfile
 import threading
@@ -46,7 +47,7 @@ class VllmHost:
         self._released: deque[str] = deque()  # records in the worker that nobody holds any more
         self.vllm = start(options)
         try:
-            self.call("install", ends, tokenizer)
+            self.call("install", ends, tokenizer, os.getpid())
             self.head = self._read_head()
         except BaseException:
             self.close()
