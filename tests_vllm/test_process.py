@@ -3,9 +3,12 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 from checker import check
@@ -138,3 +141,23 @@ def test_a_worker_that_is_killed_while_it_is_waited_for(apart):
     with pytest.raises(misvo.MisvoError, match="vLLM has died"):
         host.call("counts")
     thread.join()
+
+
+DRIVER = """
+import os, signal, sys, misvo
+if __name__ == "__main__":
+    policy = misvo.Policy.from_pretrained(sys.argv[1], engine="vllm", own_process=True, max_model_len=256)
+    print("PID", *policy.host.pids(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_vllm_ends_with_whoever_started_it(tiny, tmp_path):
+    (tmp_path / "driver.py").write_text(DRIVER)
+    command = [sys.executable, str(tmp_path / "driver.py"), tiny()]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=200).stdout
+    (pid,) = [int(line.split()[1]) for line in said.splitlines() if line.startswith("PID")]
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "vLLM is an orphan"
+        time.sleep(0.5)

@@ -6,6 +6,7 @@ request is at most of the size K×T×d: mean laws and hidden states stay in the 
 """
 
 import itertools
+import os
 import pickle
 import tempfile
 import threading
@@ -21,7 +22,7 @@ from weakref import finalize
 import torch
 
 from misvo.engine import Engine, Ticket
-from misvo.engines.vllm_loading import check_cache, start
+from misvo.engines.vllm_loading import start
 from misvo.engines.vllm_worker import Taken
 from misvo.errors import MisvoError, first_line, short
 from misvo.head import Head
@@ -46,8 +47,7 @@ class VllmHost:
         self._released: deque[str] = deque()  # records in the worker that nobody holds any more
         self.vllm = start(options)
         try:
-            check_cache(self.vllm.vllm_config)
-            self.call("install", ends, tokenizer)
+            self.call("install", ends, tokenizer, os.getpid())
             self.head = self._read_head()
         except BaseException:
             self.close()

@@ -39,17 +39,6 @@ def check(options: dict) -> None:
             raise MisvoError(f"{name}={options[name]} is not supported: take 1, and more workers by --ray.")
 
 
-def check_cache(config: Any) -> None:
-    """Refuse a cache in which one long sequence would wait for ever; vLLM itself looks only where it chose the size."""
-    blocks, longest = config.cache_config.num_gpu_blocks_override, config.model_config.max_model_len
-    held = ((blocks or 1) - 1) * config.cache_config.block_size  # one of the blocks is vLLM's own
-    if blocks and held < longest:
-        raise MisvoError(
-            f"num_gpu_blocks_override={blocks} holds {held} tokens, fewer than one sequence of {longest} may have: "
-            "give more of them, or a smaller max_model_len."
-        )
-
-
 def check_version() -> None:
     try:
         import vllm
@@ -92,7 +81,7 @@ def start(options: dict) -> Any:
         with _environment(OWN_PROCESS, str(int(own_process))):
             return LLMEngine.from_engine_args(arguments, enable_multiprocessing=own_process)
     except Exception as error:  # a format, a device, memory: each has errors of its own
-        raise MisvoError(f"vLLM could not load {options['model']!r}: {short(first_line(error), 400)}") from error
+        raise MisvoError(f"vLLM could not load {options['model']!r}: {short(first_line(error), 300)}") from error
 
 
 @contextmanager

@@ -8,7 +8,10 @@ rules and its scheduler carry on. Rows without an address are vLLM's own and are
 One method is called from outside: `misvo(blob)`, with a pickled (name, arguments) and a pickled answer.
 """
 
+import os
 import pickle
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -54,7 +57,9 @@ class LawWorker:
 class Desk:
     """The worker's side of the engine: open jobs, and records that stay here."""
 
-    def __init__(self, runner: Any, ends: tuple[int, ...], tokenizer: Any):
+    def __init__(self, runner: Any, ends: tuple[int, ...], tokenizer: Any, driver: int):
+        if os.getpid() != driver:
+            threading.Thread(target=_end_with, args=(os.getppid(),), name="misvo-driver-watch", daemon=True).start()
         self.model = runner.get_model()
         self.plain = self.model.compute_logits
         self.head = head_of(self.model, self.plain)
@@ -125,6 +130,13 @@ class Desk:
         bias = None if self.head.bias is None else self.head.bias.cpu()
         torch.save({"weight": self.head.weight.cpu().clone(), "bias": bias}, file)
         return self.head.scale
+
+
+def _end_with(parent: int) -> None:
+    """End this process when the one that started it is gone: vLLM's would stay, with all of its memory."""
+    while os.getppid() == parent:  # also where the dead one is a zombie that nobody has asked for
+        time.sleep(1.0)
+    os._exit(1)
 
 
 CALLS: dict[str, Callable] = {
