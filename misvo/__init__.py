@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # what an IDE reads in the place of `__getattr__`
     from misvo import rewards as rewards
     from misvo import tasks as tasks
     from misvo import theory as theory
+    from misvo.calls import steer as steer
+    from misvo.calls import steer_many as steer_many
     from misvo.errors import MisvoError as MisvoError
     from misvo.errors import RewardError as RewardError
     from misvo.invasiveness import panel as panel
@@ -27,8 +29,6 @@ if TYPE_CHECKING:  # what an IDE reads in the place of `__getattr__`
     from misvo.rescoring import rescore as rescore
     from misvo.result import Result as Result
     from misvo.session import Session as Session
-    from misvo.session import steer as steer
-    from misvo.session import steer_many as steer_many
     from misvo.settings import Settings as Settings
     from misvo.steering import Steering as Steering
     from misvo.value import ValueNetwork as ValueNetwork
@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # what an IDE reads in the place of `__getattr__`
 _HOMES = {
     "Policy": "misvo.policy",
     "Steering": "misvo.steering",
-    "steer": "misvo.session",
-    "steer_many": "misvo.session",
+    "steer": "misvo.calls",
+    "steer_many": "misvo.calls",
     "Session": "misvo.session",
     "train_value": "misvo.value_training",
     "rescore": "misvo.rescoring",

@@ -12,7 +12,6 @@ import torch
 from misvo.genealogy import Genealogy
 from misvo.methods.base import Context
 from misvo.methods.misvo import Misvo
-from misvo.rollouts import Keep
 from misvo.settings import PRESETS, SAMPLER
 
 
@@ -52,7 +51,3 @@ class Guide:
         family, settings = self._families.pop(step), self.settings
         gradient = family.gradient(self.misvo.head, weights, settings.max_new_tokens, settings.temperature)
         return self.misvo.move(step, rollouts, gradient)
-
-
-def hidden_kept(keep: Keep, wanted: bool) -> Keep:
-    return replace(keep, hidden=keep.hidden or wanted)

@@ -21,7 +21,7 @@ import torch
 
 from misvo.bench import config as configs
 from misvo.bench import sweep
-from misvo.session import steer_many  # noqa: F401  imported here, so that no child has to
+from misvo.calls import steer_many  # noqa: F401  imported here, so that no child has to
 
 torch.set_num_threads(1)
 

@@ -14,7 +14,7 @@ PACKAGE = Path(misvo.__file__).parent
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 
 
-ROOMS = ("commands.py", "session.py", "run.py", "scoring.py", "engines/adapting.py", "engines/torch.py")
+ROOMS = ("commands.py", "calls.py", "session.py", "run.py", "scoring.py", "engines/adapting.py", "engines/torch.py")
 
 
 def walk():

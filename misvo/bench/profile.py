@@ -60,7 +60,7 @@ def run(config: configs.Config, warmup: int | None = None, prompts: int | None =
 
 
 def _measure(policy, task, cell, seed, warmup, count) -> dict:
-    from misvo.session import steer
+    from misvo.calls import steer
 
     settings = replace(cell.settings, seed=seed, kl_ref=False)
     seconds, tokens, stages, lengths = [], [], [], []

@@ -60,7 +60,7 @@ class Worker:
 
 
 def _steer(policy, reward, chunk, indices, on_step) -> list[Outcome]:
-    from misvo.session import steer_many
+    from misvo.calls import steer_many
 
     rows = [chunk.rows[index] for index in indices]
     settings = replace(chunk.cell.settings, seed=chunk.seed)

@@ -10,13 +10,11 @@ With `proposal="steered"` a policy that learns from the survivors writes the row
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from misvo.guide import Guide, hidden_kept
-from misvo.methods.base import Prefixes, Proposal, Update
-from misvo.potential import potential_for
+from misvo.methods.pausing import Pausing
 from misvo.sampling import RandomStream
 from misvo.weights import effective_sample_size, log_weights, systematic, temperature_for
 
@@ -36,38 +34,14 @@ class _Cloud:
     sizes: list[float] = field(default_factory=list)  # effective sample sizes
 
 
-class Particles:
-    wants_prefixes: Prefixes = "never"
-
+class Particles(Pausing):
     def __init__(self, context):
-        self.context, self.settings = context, context.settings
-        self.potential = potential_for(context.settings, context.scores_prefixes)
-        self.guide = Guide(context) if context.settings.proposal == "steered" else None
-        self.steers = self.guide is not None
-        self.starts_at_reference = self.steers or self.potential.learns  # a first round to learn from, without pauses
-        self.sequential = self.starts_at_reference
+        super().__init__(context)
         self._clouds: dict[int, _Cloud] = {}
         self._widest = 0.0  # the largest difference between two rows at a pause so far
 
-    @property
-    def vectors(self):
-        return None if self.guide is None else self.guide.vectors
-
-    @property
-    def intervention(self):
-        return None if self.guide is None else self.guide.intervention
-
-    def propose(self, step):
-        proposal = Proposal() if self.guide is None else self.guide.propose(step)
-        keep = hidden_kept(proposal.keep, self.potential.learns)
-        if step == 0 and self.starts_at_reference:
-            return replace(proposal, keep=keep)
-        pauses = tuple(range(self.settings.block, self.settings.max_new_tokens, self.settings.block))
-        return replace(proposal, keep=keep, pauses=pauses, scores_pauses=not self.potential.learns)
-
     def regroup(self, step, rollouts, scores):
-        promised = self.potential.of(rollouts, None if scores is None else scores.rewards)
-        cloud, weights = self._weigh(step, rollouts, promised)
+        cloud, weights = self._weigh(step, rollouts, self.promised(rollouts, scores))
         generator = RandomStream(self.settings.seed, self.context.prompt).generator(step, self._pause(cloud))
         ancestors = systematic(weights, generator.random())
         if self.guide is not None:
@@ -78,11 +52,11 @@ class Particles:
 
     def update(self, step, rollouts, scores):
         self.potential.learn(rollouts, scores.rewards)
-        if step == 0 and self.starts_at_reference:
-            return Update() if self.guide is None else self.guide.learn(step, rollouts, scores, None)
+        if self.only_learns(step):
+            return self.learn(step, rollouts, scores, None)
         cloud, weights = self._weigh(step, rollouts, scores.rewards, last=True)
         del self._clouds[step]
-        update = Update() if self.guide is None else self.guide.learn(step, rollouts, scores, weights)
+        update = self.learn(step, rollouts, scores, weights)
         counted = weights > 0
         columns: dict[str, float | str | list[float] | None] = {
             "lambda": cloud.temperature,
