@@ -23,7 +23,7 @@ from misvo.head import Head
 
 ROWS, ABOUT, FORMAT = "shift.safetensors", "shift.json", "misvo-shift-1"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-STRONGEST = 4.0  # times the vectors as they were made; beyond it models say nothing that is worth serving
+STRONGEST = 4.0  # times the vectors as they were made: a bound against accidents, chosen and not measured
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from misvo.race import FLOOR, OTHERS, exponentials
 from misvo.rollouts import Request, Rollouts
 from misvo.sampling import RandomStream
 
-# fp32: a unit of 6e-8, sums of some thousand terms, some ten layers one behind the other. Measured: 4e-5 on SmolLM2.
+# fp32: a unit of 6e-8, sums of some thousand terms, some ten layers one behind the other.
 NUMBERS = 5e-4
 TIE = 2e-3  # nats: two errors of NUMBERS on each side of a race
 SUM = 1e-4  # of probabilities

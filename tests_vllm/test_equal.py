@@ -36,7 +36,7 @@ def test_smollm2_draws_the_same_tokens(vllm):
         one = request(policy, policy.encode(SENTENCE), rollouts=8, length=24, seed=seed, how=how)
         off, count = compare(plain.engine().run(one), policy.engine().run(one))
         differing, rows = differing + off, rows + count
-    assert differing <= 1, f"{differing} of {rows} rows differ"  # a race is close to a tie about once in 10,000 draws
+    assert differing <= 1, f"{differing} of {rows} rows differ"  # room for one near tie
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "granite", "cohere"])

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Desk:
 
     def __init__(self, runner: Any, ends: tuple[int, ...], tokenizer: Any, driver: int):
         if os.getpid() != driver:
-            threading.Thread(target=_end_with, args=(os.getppid(),), name="misvo-driver-watch", daemon=True).start()
+            threading.Thread(target=_end_with, args=(driver,), name="misvo-driver-watch", daemon=True).start()
         self.model = runner.get_model()
         self.plain = self.model.compute_logits
         self.head = head_of(self.model, self.plain)
@@ -132,11 +133,21 @@ class Desk:
         return self.head.scale
 
 
-def _end_with(parent: int) -> None:
-    """End this process when the one that started it is gone: vLLM's would stay, with all of its memory."""
-    while os.getppid() == parent:  # also where the dead one is a zombie that nobody has asked for
+def _end_with(driver: int) -> None:
+    """End this process when the one that started vLLM is gone, and vLLM with it: it would stay, with all its memory."""
+    while _lives(driver):
         time.sleep(1.0)
     os._exit(1)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"  # dead, and not asked for yet
+    except ProcessLookupError:
+        return False
+    except OSError:  # a system without /proc
+        return True
 
 
 CALLS: dict[str, Callable] = {
