@@ -72,10 +72,11 @@ def test_every_file_of_the_walk_is_on_the_way(way):
 
 
 def test_each_room_is_entered_from_the_one_before_it(way):
-    """cli → commands → session → run and engine → batch and law step: nobody reaches past a neighbour."""
+    """cli → commands → calls → session → run and engine → batch and law step: nobody reaches past a neighbour."""
     assert {name: way[name] for name in ROOMS} == {
         "commands.py": "cli.py",
-        "session.py": "commands.py",
+        "calls.py": "commands.py",
+        "session.py": "calls.py",
         "run.py": "session.py",
         "scoring.py": "session.py",
         "engines/adapting.py": "policy.py",  # which makes the engine
