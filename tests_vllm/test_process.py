@@ -15,8 +15,9 @@ from checker import check
 from jobs import request, several
 
 import misvo
-from misvo.interventions import Vectors
+from misvo.interventions import Noise, Vectors
 from misvo.rollouts import Keep
+from misvo.tie import TIES
 
 PROMPTS = [[5, 6, 7], list(range(8, 37)), list(range(10, 71))]
 
@@ -83,9 +84,12 @@ def test_a_request_that_vllm_rejects_is_one_sentence_and_others_go_on(apart):
 
 def test_steering_that_is_no_number_ends_in_a_sentence_and_vllm_lives(apart):
     engine, pids = apart.engine(), apart.host.pids()
-    wild = Vectors.by_position(torch.full((8, apart.head.hidden_size), 3e38))
-    engine.submit(request(apart, [5, 6, 7], length=8, keep=Keep(), how=wild))
-    with pytest.raises(misvo.MisvoError, match="no longer numbers"):
+    huge = torch.full((8, apart.head.hidden_size), 3e38)
+    with pytest.raises(misvo.MisvoError, match="no longer numbers"):  # known before anything is decoded
+        engine.submit(request(apart, [5, 6, 7], length=8, keep=Keep(), how=Vectors.by_position(huge)))
+    noise = Noise(huge, TIES["position"](8), seed=0, prompt=(5, 6, 7), step=0, sigma2=0.5, window=8)
+    engine.submit(request(apart, [5, 6, 7], length=8, keep=Keep(), how=noise))
+    with pytest.raises(misvo.MisvoError, match="no longer numbers"):  # found out in the worker
         while engine.busy:
             engine.advance()
     engine.close()
