@@ -96,6 +96,7 @@ export function askForm(form, { state, actions }) {
       steer.hidden = busy;
       cancel.hidden = !busy;
     },
+    prompt: () => (chat.checked ? messages.get() : prompt.value),
     complain(message) {
       problem.hidden = !message;
       show(problem, message ? sentence(message) : "");

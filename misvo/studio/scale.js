@@ -19,11 +19,16 @@ export function extent(values) {
   return [low, high];
 }
 
-/** About `count` round numbers that cover a range. */
-export function ticks([low, high], count = 4) {
+/** 1, 2 or 5 times a power of ten: the distance of about `count` round numbers between two. */
+function stride(low, high, count) {
   const rough = (high - low) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+  return power * ([1, 2, 5].find((factor) => factor * power >= rough * (1 - 1e-9)) ?? 10);
+}
+
+/** About `count` round numbers that cover a range. */
+export function ticks([low, high], count = 4) {
+  const step = stride(low, high, count);
   const first = Math.ceil(low / step - 1e-9);
   const last = Math.floor(high / step + 1e-9);
   return Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => Number(((first + i) * step).toPrecision(12)));
@@ -31,17 +36,13 @@ export function ticks([low, high], count = 4) {
 
 /** A range that ends on round numbers. */
 export function rounded([low, high], count = 4) {
-  const rough = (high - low) / count;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
+  const step = stride(low, high, count);
   return [Math.floor(low / step + 1e-9) * step, Math.ceil(high / step - 1e-9) * step];
 }
 
-/** The nats at which a token has its full tint. */
-export const FULL = 2;
+const WARM = 0.4; // nats at which a token is tinted by two thirds, here as in the terminal
 
-/** How strongly a token is tinted, 0 to 1: the root, so that a tenth of a nat can be seen. */
+/** How strongly a token is tinted where the model was moved so far, from 0 to 1. */
 export function tint(nats) {
-  if (!Number.isFinite(nats) || nats <= 0) return 0;
-  return Math.min(1, Math.sqrt(nats / FULL));
+  return Number.isFinite(nats) ? 1 - Math.exp(-Math.max(0, nats) / WARM) : 0;
 }

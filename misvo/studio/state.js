@@ -32,6 +32,7 @@ export const EMPTY_RUN = {
   left: null, // seconds
   candidates: [], // of all steps so far
   detail: null, // one response token by token
+  source: null, // whose vectors are tried: {run: ID} or {steering: NAME}, with its prompt
   pair: null, // {strength, reference, steered}
   curve: null, // [{strength, reward, kl_per_token}]
   panel: null, // measures by name
