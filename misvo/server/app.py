@@ -13,7 +13,15 @@ from misvo import __version__
 from misvo.errors import MisvoError
 from misvo.policy import Policy, as_policy
 from misvo.rewards import AnyReward
-from misvo.server import errors, openai_routes, ops_routes, responses_routes, runs_routes, steering_routes
+from misvo.server import (
+    errors,
+    openai_routes,
+    ops_routes,
+    responses_routes,
+    runs_routes,
+    steering_routes,
+    studio_routes,
+)
 from misvo.server.config import Config
 from misvo.server.core import Core
 from misvo.server.doors import BodyLimit, Doors, Watch
@@ -67,6 +75,6 @@ def create_app(
         },
     )
     app.state.core = core
-    for room in (openai_routes, responses_routes, runs_routes, steering_routes, ops_routes):
+    for room in (openai_routes, responses_routes, runs_routes, steering_routes, ops_routes, studio_routes):
         app.include_router(room.router)
     return app

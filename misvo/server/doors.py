@@ -19,7 +19,8 @@ from misvo.server.metrics import Metrics
 from misvo.server.sse import Left
 
 log = logging.getLogger("misvo-server")
-OPEN = "/health"
+OPEN = ("/", "/health")  # and the files of the studio, which hold no secrets
+OPEN_FOLDER = "/studio/"
 
 
 class Watch:
@@ -90,7 +91,7 @@ class Doors:
             own = hosts and origin.partition("://")[2] == hosts[0]
             if not own and origin not in self.origins:
                 raise ApiError(403, "pages of this origin may not call this server.", code="origin_not_allowed")
-        if not self.keys or scope["path"] == OPEN:
+        if not self.keys or scope["path"] in OPEN or scope["path"].startswith(OPEN_FOLDER):
             return ""
         given = keys[0].partition(" ")[2] if len(keys) == 1 and keys[0][:7].lower() == "bearer " else ""
         digest = _digest(given.strip().encode("utf-8", "surrogateescape"))
