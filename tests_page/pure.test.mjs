@@ -5,7 +5,7 @@ import { execFileSync } from "node:child_process";
 import { test } from "node:test";
 
 import { asCurl, asPython, python } from "../misvo/studio/code.js";
-import { diff, firstDifference, words } from "../misvo/studio/diff.js";
+import { diff, words } from "../misvo/studio/diff.js";
 import { duration, figure, oneLine, percent, signed, size } from "../misvo/studio/format.js";
 import { by } from "../misvo/studio/order.js";
 import { extent, linear, rounded, ticks, tint } from "../misvo/studio/scale.js";
@@ -95,12 +95,6 @@ test("two texts, word by word: both can be put together again from their differe
   assert.deepEqual(words("don't stop-now"), ["don't", " ", "stop", "-", "now"]);
   const long = Array.from({ length: 3000 }, (_, i) => `w${i}`).join(" ");
   assert.equal(diff(long, `${long} more`).length, 2); // too long to compare: two blocks
-});
-
-test("the first place where two lists differ", () => {
-  assert.equal(firstDifference([1, 2, 3], [1, 2, 3]), null);
-  assert.equal(firstDifference([1, 2, 3], [1, 9, 3]), 1);
-  assert.equal(firstDifference([1, 2], [1, 2, 3]), 2);
 });
 
 test("parts of a reward: typed, sent, and typed again", () => {

@@ -172,6 +172,17 @@ export function createActions(store, { say, complain, fillForm, formPrompt }) {
     if (store.state.run?.id === run.id) store.set({ panel: told ? told.measures : "can be asked" });
   }
 
+  /** Let the judge read every response. */
+  async function fluency() {
+    const { run } = store.state;
+    say("The judge is reading…");
+    await attempt(async () => {
+      await api.fluency(run.id);
+      const { candidates } = await api.candidates(run.id);
+      if (store.state.run?.id === run.id) store.set({ candidates });
+    });
+  }
+
   async function saveSteering(name) {
     if (!name) return complain("give the steering a name first.");
     return attempt(async () => {
@@ -222,7 +233,7 @@ export function createActions(store, { say, complain, fillForm, formPrompt }) {
     copyText(code);
   }
 
-  return { start, open, cancel, read, pick, sampleAgain, curve, panel, saveSteering, trySteering, download, loadSteering, deleteSteering, copy, copyText, refresh, attempt };
+  return { start, open, cancel, read, pick, sampleAgain, curve, panel, fluency, saveSteering, trySteering, download, loadSteering, deleteSteering, copy, copyText, refresh, attempt };
 }
 
 function save(name, blob) {

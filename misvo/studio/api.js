@@ -68,6 +68,7 @@ export const api = {
   candidates: (id, step) => json("GET", `${run(id)}/candidates?fields=light&limit=5000${step === undefined ? "" : `&step=${step}`}`),
   candidate: (id, step, rollout, signal) => json("GET", `${run(id)}/candidates/${step}/${rollout}`, undefined, signal),
   panel: (id, heldOut) => json("POST", `${run(id)}/panel`, heldOut ? { held_out: heldOut } : {}),
+  fluency: (id) => json("POST", `${run(id)}/fluency`),
   generate: (body, signal) => json("POST", "/generate", body, signal),
   steerings: async () => (await json("GET", "/steerings")).steerings,
   saveSteering: (id, name) => json("POST", "/steerings", { run: id, name }),

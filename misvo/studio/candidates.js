@@ -6,7 +6,7 @@ import { diff } from "/studio/diff.js";
 import { h, show } from "/studio/dom.js";
 import { figure, oneLine } from "/studio/format.js";
 import { by } from "/studio/order.js";
-import { keyOf } from "/studio/state.js";
+import { keyOf, over } from "/studio/state.js";
 
 const ROW = 34; // pixels, as in the style sheet
 const SPARE = 6; // rows beyond those in sight
@@ -35,7 +35,8 @@ export function candidatesView(section, store, actions) {
   const dots = h("figure", {});
   const compared = h("div", { class: "compared", data: { testid: "compared" }, "aria-live": "polite" });
   const help = h("p", { class: "note" }, "Click a response to read it above; tick two to compare them.");
-  show(section, title, help, table, compared, h("details", { data: { testid: "scatter" }, on: { toggle: draw } }, h("summary", {}, "Reward against KL"), dots));
+  const judge = h("button", { type: "button", class: "quiet", hidden: true, on: { click: () => actions.fluency() } }, "Judge their fluency");
+  show(section, h("div", { class: "head" }, title, judge), help, table, compared, h("details", { data: { testid: "scatter" }, on: { toggle: draw } }, h("summary", {}, "Reward against KL"), dots));
 
   function head() {
     const known = store.state.candidates;
@@ -100,6 +101,9 @@ export function candidatesView(section, store, actions) {
     draw();
   });
   store.on(["candidates", "picked", "run", "detail"], () => paint());
+  store.on(["candidates", "run"], ({ candidates, run }) => {
+    judge.hidden = !(over(run) && run.has_judge) || candidates.some((c) => Number.isFinite(c.fluency));
+  });
   store.on(["picked", "candidates"], ({ picked, candidates }) => {
     const chosen = picked.map((key) => candidates.find((c) => keyOf(c) === key)).filter(Boolean);
     show(compared, chosen.length === 2 ? comparison(...chosen) : chosen.length === 1 ? h("p", { class: "note" }, "Tick another response to compare.") : null);

@@ -46,10 +46,3 @@ function join(parts) {
   }
   return joined;
 }
-
-/** The first place where two lists differ, or null where they are equal. */
-export function firstDifference(left, right) {
-  const most = Math.max(left.length, right.length);
-  for (let place = 0; place < most; place += 1) if (left[place] !== right[place]) return place;
-  return null;
-}

@@ -1,7 +1,6 @@
 // The model as it is beside α times the steering, under the same random numbers; and what α buys and costs.
 
 import { lines } from "/studio/charts.js";
-import { firstDifference } from "/studio/diff.js";
 import { h, show } from "/studio/dom.js";
 import { figure, oneLine } from "/studio/format.js";
 import { tintedText } from "/studio/tokens.js";
@@ -41,7 +40,7 @@ export function strengthView(section, store, actions) {
     if (drawn === null) return show(pair);
     pair.classList.toggle("waiting", drawn.waiting === true);
     if (!drawn.reference) return show(pair, h("p", { class: "empty" }, drawn.problem ?? "Sampling…"));
-    const parted = firstDifference(drawn.reference.tokens, drawn.steered.tokens);
+    const parted = drawn.steered.parts_at;
     pair.dataset.parted = parted === null ? "never" : parted;
     pair.dataset.strength = drawn.strength;
     const column = (title, answer, note) => h("article", {}, h("h3", {}, title), note,
