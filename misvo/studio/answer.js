@@ -24,7 +24,7 @@ export function answerView(section, store, actions) {
     section.dataset.key = keyOf(detail);
     show(facts, [
       detail.reward === null ? "not scored" : `reward ${figure(detail.reward)}`,
-      `${figure(perToken(detail))} nats per token`,
+      `${figure(detail.kl_per_token)} nats per token`,
       count(detail.tokens.length, "token"),
       detail.changed ? `${percent(detail.changed.length / Math.max(1, detail.tokens.length))} of its tokens changed by steering` : null,
       detail.ended === false ? "cut off at its length" : null,
@@ -50,8 +50,6 @@ export function answerView(section, store, actions) {
     pick(detail.token_kl.indexOf(Math.max(...detail.token_kl)));
   });
 }
-
-const perToken = ({ kl_per_token: told }) => told;
 
 /** What steering did at one position. */
 function change(detail, at) {

@@ -75,8 +75,7 @@ export function askForm(form, { state, actions }) {
       h("summary", {}, "Settings"),
       settings.element,
       h("fieldset", {}, h("legend", {}, "Honesty"), h("p", { class: "note" }, "A reward that is watched and not optimised: it shows when the other one is gamed."), heldOut.element),
-      h("div", { class: "row" }, copies)),
-    h("div", { id: "shelf" }));
+      h("div", { class: "row" }, copies)));
   estimate();
 
   return {
@@ -91,8 +90,8 @@ export function askForm(form, { state, actions }) {
       settings.fill(given);
       estimate();
     },
-    refresh({ busy, connected, hasModel }) {
-      steer.disabled = busy || !connected || !hasModel;
+    refresh({ busy, connected }) {
+      steer.disabled = busy || !connected;
       steer.hidden = busy;
       cancel.hidden = !busy;
     },

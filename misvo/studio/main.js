@@ -55,7 +55,7 @@ async function start() {
   const actions = createActions(store, {
     say,
     complain: (message) => (form ? form.complain(message) : (banner.hidden = !message, show(banner, message))),
-    fillForm: (request) => form.fill(request),
+    fillForm: (request) => form?.fill(request),
     formPrompt: () => form.prompt(),
   });
 
@@ -81,16 +81,19 @@ async function start() {
     const [models, rewards, { presets, settings }] = await Promise.all([api.models(), api.rewards(), api.settings()]);
     store.set({ model: models[0] ?? null, rewards, presets, settings });
   });
-  form = askForm(find("ask"), { state: store.state, actions });
+  if (store.state.model !== null) { // else there are finished runs to look at, and nothing to ask
+    form = askForm(find("ask-form"), { state: store.state, actions });
+    const refreshForm = ({ run, connected }) => form.refresh({ busy: run !== null && !over(run), connected });
+    store.on(["run", "connected"], refreshForm);
+    refreshForm(store.state);
+  }
   shelfView(find("shelf"), store, actions);
-  const refreshForm = ({ run, connected, model }) => form.refresh({ busy: run !== null && !over(run), connected, hasModel: model !== null });
-  store.on(["run", "connected", "model"], refreshForm);
-  refreshForm(store.state);
   await actions.refresh();
 
   const follow = () => {
     const id = new URLSearchParams(location.hash.slice(1)).get("run");
     if (id) actions.open(id);
+    else if (store.state.model === null && store.state.runs.length) actions.open(store.state.runs[0].id);
   };
   addEventListener("hashchange", follow);
   follow();
