@@ -27,6 +27,7 @@ export function candidatesView(section, store, actions) {
   let order = { name: "reward", down: true };
   let rows = [];
   let columns = [];
+  const made = new Map(); // candidate -> its line
   const title = h("h2", { id: "candidates-title" });
   const header = h("div", { class: "line header", role: "row", "aria-rowindex": 1 });
   const inner = h("div", { class: "lines" });
@@ -43,7 +44,7 @@ export function candidatesView(section, store, actions) {
     columns = COLUMNS.filter((column) => !column.optional || known.some((c) => c[column.name] !== null && c[column.name] !== undefined));
     const parts = [...new Set(known.flatMap((c) => Object.keys(c.parts ?? {})))].map((part) => ({ name: `parts.${part}`, title: part, show: (c) => figure(c.parts?.[part]) }));
     columns.splice(2, 0, ...(parts.length > 1 ? parts : []));
-    table.style.setProperty("--columns", columns.map((column) => (column.wide ? "minmax(12rem, 1fr)" : "5.4rem")).join(" "));
+    table.style.setProperty("--columns", columns.map((column) => (column.wide ? "minmax(12rem, 1fr)" : "6rem")).join(" "));
     show(header, h("span", { role: "columnheader" }, h("span", { class: "unseen" }, "compare")), columns.map((column) => h("span", {
       role: "columnheader", "aria-sort": order.name === column.name ? (order.down ? "descending" : "ascending") : "none", class: column.wide ? "wide" : "number", title: column.about,
     }, h("button", { type: "button", data: { sort: column.name }, on: { click: () => sort(column.name) } }, column.title, order.name === column.name ? (order.down ? " ↓" : " ↑") : ""))));
@@ -58,26 +59,50 @@ export function candidatesView(section, store, actions) {
 
   function arrange() {
     rows = [...store.state.candidates].sort(by(order.name, order.down));
+    for (const element of made.values()) element.remove();
+    made.clear();
     section.dataset.sort = `${order.name} ${order.down ? "down" : "up"}`;
     head();
     inner.style.height = `${rows.length * ROW}px`;
     table.setAttribute("aria-rowcount", rows.length + 1);
   }
 
+  /** Make the lines in sight. A line that is there already stays, and so does the focus in it. */
   function paint() {
     const first = Math.max(0, Math.floor(box.scrollTop / ROW) - SPARE);
     const last = Math.min(rows.length, Math.ceil((box.scrollTop + box.clientHeight) / ROW) + SPARE);
-    const { picked, run, detail } = store.state;
-    const returned = run?.answer ? keyOf(run.answer) : "";
-    show(inner, rows.slice(first, last).map((candidate, i) => line(candidate, first + i, picked, returned, detail ? keyOf(detail) : "")));
+    const wanted = new Map(rows.slice(first, last).map((candidate, i) => [candidate, first + i]));
+    for (const [candidate, element] of made) {
+      if (wanted.get(candidate) === Number(element.dataset.index)) continue;
+      element.remove();
+      made.delete(candidate);
+    }
+    for (const [candidate, index] of wanted) {
+      if (made.has(candidate)) continue;
+      const element = line(candidate, index);
+      made.set(candidate, element);
+      inner.append(element);
+    }
+    mark();
   }
 
-  function line(candidate, index, picked, returned, read) {
+  /** Which lines are ticked, returned and read. */
+  function mark() {
+    const { picked, run, detail } = store.state;
+    for (const element of made.values()) {
+      const { key } = element.dataset;
+      element.classList.toggle("returned", Boolean(run?.answer) && keyOf(run.answer) === key);
+      element.classList.toggle("read", detail !== null && keyOf(detail) === key);
+      element.querySelector("input").checked = picked.includes(key);
+    }
+  }
+
+  function line(candidate, index) {
     const key = keyOf(candidate);
-    const tick = h("input", { type: "checkbox", checked: picked.includes(key), "aria-label": `Compare response ${candidate.rollout + 1} of step ${candidate.step + 1}`, on: { change: () => actions.pick(key) } });
-    const element = h("div", { class: `line${key === returned ? " returned" : ""}${key === read ? " read" : ""}`, role: "row", "aria-rowindex": index + 2, data: { key, index } },
+    const tick = h("input", { type: "checkbox", "aria-label": `Compare response ${candidate.rollout + 1} of step ${candidate.step + 1}`, on: { change: () => actions.pick(key) } });
+    const element = h("div", { class: "line", role: "row", "aria-rowindex": index + 2, data: { key, index } },
       h("span", { role: "cell" }, tick), columns.map((column) => h("span", { role: "cell", class: column.wide ? "wide" : "number", data: { column: column.name }, dir: column.wide ? "auto" : null },
-        column.wide ? h("button", { type: "button", class: "text", on: { click: () => actions.read(candidate) } }, key === returned ? "★ " : "", String(column.show(candidate))) : String(column.show(candidate)))));
+        column.wide ? h("button", { type: "button", class: "text", on: { click: () => actions.read(candidate) } }, String(column.show(candidate))) : String(column.show(candidate)))));
     element.style.top = `${index * ROW}px`;
     return element;
   }
@@ -98,9 +123,10 @@ export function candidatesView(section, store, actions) {
     const unscored = candidates.filter((c) => c.reward === null).length;
     show(title, `All ${candidates.length} responses${unscored ? `, ${unscored} of them not scored` : ""}`);
     arrange();
+    paint();
     draw();
   });
-  store.on(["candidates", "picked", "run", "detail"], () => paint());
+  store.on(["picked", "run", "detail"], mark);
   store.on(["candidates", "run"], ({ candidates, run }) => {
     judge.hidden = !(over(run) && run.has_judge) || candidates.some((c) => Number.isFinite(c.fluency));
   });

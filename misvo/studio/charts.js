@@ -36,7 +36,7 @@ export function lines({ label, series, xLabel, yLabel, xRange, rule = null, zero
   if (rule) {
     svg.append(
       s("line", { class: "rule", x1: BOX.left, x2: WIDTH - BOX.right, y1: y(rule.y), y2: y(rule.y), "data-budget": rule.y }),
-      s("text", { class: "rule-name", x: WIDTH - BOX.right - 4, y: y(rule.y) - 5, "text-anchor": "end" }, rule.name),
+      s("text", { class: "rule-name", x: BOX.left + 4, y: y(rule.y) - 5 }, rule.name),
     );
   }
   for (const { name, points, dots = true } of series) {

@@ -11,9 +11,12 @@ function fill(element, props, children) {
     else if (name === "value" || name === "checked" || name === "disabled") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...shown(children));
   return element;
 }
+
+/** Children as they are written: lists in lists, and nothing where there is null, undefined or false. */
+const shown = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 
 /** h("p", {class: "note", data: {step: 3}, on: {click}}, "text", element, …) */
 export function h(tag, props = {}, ...children) {
@@ -27,7 +30,7 @@ export function s(tag, props = {}, ...children) {
 
 /** Put other children in the place of those that are there. */
 export function show(element, ...children) {
-  element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.replaceChildren(...shown(children));
   return element;
 }
 

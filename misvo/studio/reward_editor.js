@@ -1,6 +1,6 @@
 // The parts of a reward: what each is, what it takes, and how much it weighs.
 
-import { field, h, show, unique } from "/studio/dom.js";
+import { h, show, unique } from "/studio/dom.js";
 import { figure } from "/studio/format.js";
 import { typedTerms } from "/studio/terms.js";
 
@@ -13,7 +13,7 @@ export function rewardEditor(known, legend, { optional = false } = {}) {
   ];
   const list = h("div", { class: "terms" });
   const element = h("fieldset", { data: { editor: legend } }, h("legend", {}, legend), list,
-    h("button", { type: "button", class: "quiet", data: { testid: "add-part" }, on: { click: () => add(choices[0]) } }, optional ? "+ reward" : "+ part"));
+    h("button", { type: "button", class: "quiet", data: { testid: "add-part" }, on: { click: () => add(choices[list.childElementCount % choices.length]) } }, optional ? "+ reward" : "+ part"));
 
   function add(choice, argument = null, weight = 1) {
     const select = h("select", { "aria-label": "Kind of reward", data: { testid: "reward-kind" } },
