@@ -1,4 +1,4 @@
-"""Pictures of the studio after a real run, for the README and to look at: `python benchmarks/studio_picture.py docs/studio.png`.
+"""Pictures of the studio after a real run: `python benchmarks/studio_picture.py docs/studio.png`.
 
 Starts `misvo serve` on the embedded model, presses Steer in a headless Chromium and waits until everything is shown.
 `--dark` and `--width 400` show the other faces of the page. It needs the extra `page` and a chromium.
@@ -14,10 +14,15 @@ import urllib.request
 
 from playwright.sync_api import sync_playwright
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync "
-    "--no-first-run"
-).split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 
 
 def serve(port: int, rewards: list[str]) -> subprocess.Popen:

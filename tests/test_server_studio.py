@@ -32,8 +32,8 @@ def test_the_page_and_every_file_of_it_are_open_and_guarded_by_headers(closed):
 
 
 def test_no_other_file_and_no_route_behind_it(closed):
-    for name in ("..%2fpy.typed", "%2e%2e", "../py.typed", "..", ".", "", "index.html%00", "%2fetc%2fpasswd", "x.js"):
-        assert closed.get(f"/studio/{name}").status_code in (401, 404), name
+    for name in ("..%2fpy.typed", "%2e%2e", "%2e%2e%2fpy.typed", "", "index.html%00", "%2fetc%2fpasswd", "x.js"):
+        assert closed.get(f"/studio/{name}").status_code == 404, name
     for path in ("/studio", "/index.html", "/misvo/v1/status", "/studio/../misvo/v1/status"):
         assert closed.get(path).status_code in (401, 404), path
     assert closed.get("/misvo/v1/status").status_code == 401
