@@ -28,18 +28,18 @@ from misvo.server.doors import BodyLimit, Doors, Watch
 
 
 def create_app(
-    policy: Policy | str, rewards: Mapping[str, AnyReward] | None = None, config: Config | None = None
+    policy: Policy | str | None, rewards: Mapping[str, AnyReward] | None = None, config: Config | None = None
 ) -> FastAPI:
-    """An ASGI application that answers for a model.
+    """An ASGI application that answers for a model; without one it shows finished runs, those of `config.runs`.
 
     `rewards` maps the names that clients may use to rewards: specs such as "sentiment", or functions.
     """
     config = config or Config()
-    core = Core(as_policy(policy), rewards or {}, config)
+    core = Core(None if policy is None else as_policy(policy), rewards or {}, config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI):
-        core.engine.start()
+        core.open()
         try:
             yield
         finally:

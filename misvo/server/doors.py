@@ -21,6 +21,7 @@ from misvo.server.sse import Left
 log = logging.getLogger("misvo-server")
 OPEN = ("/", "/health")  # and the files of the studio, which hold no secrets
 OPEN_FOLDER = "/studio/"
+UPLOADS = "/misvo/v1/steerings/"  # what is PUT there may be larger than other bodies
 
 
 class Watch:
@@ -124,9 +125,11 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        too_large = ApiError(413, f"the body is larger than {self.limits.body} bytes.", code="body_too_large")
+        upload = scope["method"] == "PUT" and scope["path"].startswith(UPLOADS)
+        most = self.limits.upload if upload else self.limits.body
+        too_large = ApiError(413, f"the body is larger than {most} bytes.", code="body_too_large")
         told = _header(scope, b"content-length")
-        if any(not text.isdecimal() or int(text[:20]) > self.limits.body for text in told):
+        if any(not text.isdecimal() or int(text[:20]) > most for text in told):
             await _refuse(too_large, scope, receive, send)
             return
         # The body is gathered here, so that whatever reads it later reads a whole one or none.
@@ -143,7 +146,7 @@ class BodyLimit:
                 return
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) > self.limits.body:
+            if len(body) > most:
                 await _refuse(too_large, scope, receive, send)
                 return
         whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
