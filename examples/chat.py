@@ -21,7 +21,7 @@ def asks_back(completions, **kwargs):
 
 if __name__ == "__main__":
     policy = misvo.Policy.from_pretrained("smollm2-135m")
-    sizes = {"rollouts": 4, "steps": 2, "max_new_tokens": 16}
+    sizes = {"rollouts": 4, "steps": 2, "max_new_tokens": 12}
     result = misvo.steer(policy, CHAT, asks_back, **sizes)
     print(result.text)
 

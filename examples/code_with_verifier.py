@@ -2,8 +2,8 @@
 
     python examples/code_with_verifier.py
 
-A task of your own is a record in HumanEval's form. Its tests run elsewhere: the program under test sees the arguments of
-calls only. `isolation_report()` says what this machine could not isolate.
+A task of your own is a record in HumanEval's form. Its tests run elsewhere: the program under test sees the
+arguments of calls only. `isolation_report()` says what this machine could not isolate.
 """
 
 import misvo

@@ -8,7 +8,7 @@ import misvo
 
 if __name__ == "__main__":
     policy = misvo.Policy.from_pretrained("smollm2-135m")
-    result = misvo.steer(policy, "Why is sleep good for us?", "sentiment", rollouts=4, steps=3, max_new_tokens=20)
+    result = misvo.steer(policy, "Why is sleep good for us?", "sentiment", rollouts=4, steps=2, max_new_tokens=16)
 
     held_out = misvo.rescore(result, "reading-ease")
     print(f"chosen by sentiment: {result.text!r}")

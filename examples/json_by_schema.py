@@ -21,7 +21,7 @@ CHAT = [
 if __name__ == "__main__":
     policy = misvo.Policy.from_pretrained("smollm2-135m")
     result = misvo.steer(
-        policy, CHAT, f"json:{json.dumps(SCHEMA)}", rollouts=6, steps=3, max_new_tokens=20, stop_reward=1.0
+        policy, CHAT, f"json:{json.dumps(SCHEMA)}", rollouts=4, steps=2, max_new_tokens=16, stop_reward=1.0
     )
     answer = CHAT[-1]["content"] + result.text
     print(f"reward {result.reward:.2f}: {answer}")

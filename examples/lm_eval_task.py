@@ -43,7 +43,10 @@ def main(folder: Path) -> dict[str, list[str]]:
     rows = folder / "questions.jsonl"
     rows.write_text("\n".join(json.dumps({"question": question}) for question in QUESTIONS))
     (folder / "five_questions.yaml").write_text(TASK.format(file=rows))
-    policy, tasks = misvo.Policy.from_pretrained("smollm2-135m"), TaskManager(str(folder), include_defaults=False)
+    policy, tasks = (
+        misvo.Policy.from_pretrained("smollm2-135m"),
+        TaskManager(include_path=str(folder), include_defaults=False),
+    )
     models = {"plain": MisvoLM(policy), "steered": MisvoLM(policy, "words:3-8", rollouts=4, steps=2)}
     asked = {"tasks": ["five_questions"], "task_manager": tasks, "apply_chat_template": True, "bootstrap_iters": 0}
     texts = {}

@@ -17,7 +17,7 @@ few_long_words.scores_prefixes = True  # it is cheap and makes sense of a beginn
 
 if __name__ == "__main__":
     policy = misvo.Policy.from_pretrained("smollm2-135m")
-    result = misvo.steer(policy, "How do I sleep better?", few_long_words, rollouts=4, steps=3, max_new_tokens=20)
+    result = misvo.steer(policy, "How do I sleep better?", few_long_words, rollouts=4, steps=2, max_new_tokens=16)
     print(f"as it is: {result.reference.text}")
     print(f"steered:  {result.text}")
     print(f"mean reward by step: {[round(row['mean'], 3) for row in result.trace]}")

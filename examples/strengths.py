@@ -8,7 +8,7 @@ import tempfile
 import misvo
 
 PROMPT = "Give me one tip for sleeping better."
-SIZES = {"rollouts": 4, "steps": 3, "max_new_tokens": 16}
+SIZES = {"rollouts": 4, "steps": 2, "max_new_tokens": 12}
 
 if __name__ == "__main__":
     policy = misvo.Policy.from_pretrained("smollm2-135m")

@@ -15,7 +15,7 @@ SERVERS = {"scorer.py", "ray_serve.py"}
 
 def own_reward(seen):
     result = seen["result"]
-    assert result.reward == seen["few_long_words"](result.text) and len(result.trace) == 3
+    assert result.reward == seen["few_long_words"](result.text) and len(result.trace) == 2
 
 
 def trl_reward(seen):
@@ -40,7 +40,7 @@ def code_with_verifier(seen):
 
 
 def held_out_reward(seen):
-    assert len(seen["held_out"]) == 12 and 1 <= seen["held_out"].rank <= 12
+    assert len(seen["held_out"]) == 8 and 1 <= seen["held_out"].rank <= 8
 
 
 def own_model(seen):
@@ -67,7 +67,7 @@ def generate_of_transformers(seen):
 
 
 def what_steering_does(seen):
-    assert seen["strengths"][0.0] == seen["policy"].generate(seen["prompt"], seed=7, max_new_tokens=24)
+    assert seen["strengths"][0.0] == seen["policy"].generate(seen["prompt"], seed=7, max_new_tokens=16)
     assert len(seen["moved"].axes[0].lines) == 4 and len(seen["rewards"].axes[0].lines) == 1
 
 

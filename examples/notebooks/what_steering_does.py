@@ -27,7 +27,7 @@ prompt = "Give me one tip for sleeping better."
 # model with a vector u on its hidden state, which the rewards so far have moved.
 
 # %%
-result = misvo.steer(policy, prompt, "sentiment", rollouts=8, steps=4, max_new_tokens=24, seed=42, kl_ref=True)
+result = misvo.steer(policy, prompt, "sentiment", rollouts=6, steps=4, max_new_tokens=16, seed=42, kl_ref=True)
 print(result.summary())
 
 # %% [markdown]
