@@ -27,6 +27,7 @@ from misvo.settings import Settings
 SMALL = {"rollouts": 2, "steps": 2, "max_new_tokens": 6}
 ADDRESS = "http://127.0.0.1:8000"
 ELSEWHERE = {"cd", "git", "ray", "vllm", "export", "gh", "twine"}  # programs that are not ours
+OUTSIDE = ("http", "hf:", "preference:")  # rewards that need a service, a hub or a folder of the reader's
 PYTHON_PAGES = [page for page in pages() if any(block.language == "python" for block in blocks(page))]
 SHELL_BLOCKS = [block for page in pages() for block in blocks(page) if block.language in ("bash", "sh", "shell")]
 
@@ -154,7 +155,7 @@ def check_misvo(words):
     rewards = told.get("reward") or []
     for spec in [rewards] if isinstance(rewards, str) else rewards:
         spec = spec.partition("=")[2] if name in ("serve", "studio") else spec
-        if ".py:" not in spec and not spec.startswith(("http", "hf:")):
+        if ".py:" not in spec and not spec.startswith(OUTSIDE):
             misvo.rewards.load(spec)
 
 
