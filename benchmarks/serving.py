@@ -52,7 +52,7 @@ def serving(policy, port=0):
     while not server.started:
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1", app.state.core
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
     finally:
         server.should_exit = True
         thread.join(20)
@@ -95,7 +95,7 @@ def another_process(url: str):
 
 
 def together(policy, asked) -> list[list]:
-    """The same with `steer_many`, as one call for each reward would be no fair comparison: on one session."""
+    """The same as `steer_many` has it: one session to which everything is added before the first step."""
     with misvo.Session(policy) as session:
         handles = []
         for one in asked:
@@ -148,23 +148,22 @@ def main():
     policy = misvo.Policy.from_pretrained("smollm2-135m")
     asked = cases(arguments.clients, arguments.rollouts, arguments.steps, arguments.max_new_tokens)
     rounds = []
-    with serving(policy) as (url, core), another_process(url) as ask:
+    with serving(policy) as url, another_process(url) as ask:
         ask(asked[:1])
         for number in range(arguments.rounds):
             served, wall, cpu = measured(lambda: ask(asked))
             many, many_wall, many_cpu = measured(lambda: together(policy, asked))
             same = sum(one == other for one, other in zip(served, many, strict=True))
             tokens = sum(one[1] for one in many)
-            print(
-                f"round {number}: {tokens} tokens; served {wall:.1f} s ({cpu:.1f} s of CPU), steer_many {many_wall:.1f} s "
-                f"({many_cpu:.1f} s); ratio {many_wall / wall:.3f} ({many_cpu / cpu:.3f}); {same} of {len(asked)} the same"
-            )
+            print(f"round {number}: {tokens} tokens, {same} of {len(asked)} answers the same")
+            print(f"    seconds {wall:.1f}, of steer_many {many_wall:.1f}; of CPU time {cpu:.1f} and {many_cpu:.1f}")
             rounds.append({"tokens": tokens, "cpu": cpu, "many_cpu": many_cpu, "wall": wall, "many_wall": many_wall})
             assert same == len(asked)
         waits = extra(policy, url)
     ratios = [one["many_cpu"] / one["cpu"] for one in rounds]
-    print(f"tokens per second of CPU time against steer_many: {statistics.median(ratios):.3f} (spread {spread(ratios):.3f})")
-    print(f"a client's extra time: {1000 * statistics.median(waits):.1f} ms, 90 % under {1000 * sorted(waits)[27]:.1f} ms")
+    ratio, wait = statistics.median(ratios), 1000 * statistics.median(waits)
+    print(f"tokens per second of CPU time against steer_many: {ratio:.3f} (spread {spread(ratios):.3f})")
+    print(f"a client's extra time: {wait:.1f} ms (90 % under {1000 * sorted(waits)[-len(waits) // 10]:.1f} ms)")
     write_json(arguments.json, {"arguments": vars(arguments), "rounds": rounds, "ratios": ratios, "extra": waits})
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from misvo.errors import MisvoError
-from misvo.footprint import MOST_ROWS
 from misvo.judge import Judge
 from misvo.policy import Policy
 from misvo.rewards import AnyReward, check_columns
@@ -23,9 +22,7 @@ from misvo.server.registry import Registry
 from misvo.server.saved import SavedRun, job_of, read
 from misvo.server.shelf import Shelf
 from misvo.server.terms import RewardBody
-from misvo.settings import Settings
 
-OPEN_AT_ONCE = 8  # prompts for which memory is reckoned
 NO_MODEL = ApiError(409, "this server shows finished runs and has no model.", code="no_model", retry=False)
 STOPPED = ApiError(503, "the server is being stopped.", code="stopping", retry_after=5, retry=True)
 
@@ -45,20 +42,12 @@ class Core:
         self._saved: list[SavedRun] = read(config.runs)
         self._engine: EngineThread | None = None
         if policy is not None:
-            self._engine = EngineThread(policy, config.max_rows or self._rows(), config.limits.prompt_tokens)
+            self._engine = EngineThread(policy, config.max_rows, config.limits.prompt_tokens)
         self.stopping = False
         self.created = int(time.time())
         self._jobs: set[Job] = set()
         self._judge: Judge | None = None
         self._lock = threading.Lock()
-
-    def _rows(self) -> int:
-        """As many rows as half of the free memory holds, where several requests of usual size are open."""
-        length, limits = self.config.default_tokens, self.config.limits
-        context = self.policy.context_length or limits.prompt_tokens
-        longest = max(1, min(limits.prompt_tokens, context) - length)
-        settings = Settings.from_preset(max_new_tokens=length).for_model(self.policy.own_sampler)
-        return min(MOST_ROWS, self.policy.rows_that_fit(None, settings, OPEN_AT_ONCE, longest))
 
     def open(self) -> None:
         """Begin to work, in the event loop."""
@@ -121,7 +110,7 @@ class Core:
                 lambda: [self._reward(order.reward), self._reward(order.held_out)]
             )
             common = Work("", settings, reward, order.columns, steering, order.greedy, not order.explicit)
-            common = replace(common, record=order.record, held_out=held_out)
+            common = replace(common, record=order.record, held_out=held_out, live=order.live)
             works = [
                 replace(common, prompt=prompt, strength=strength)
                 for prompt in order.prompts
@@ -190,7 +179,7 @@ class Core:
             "hidden_size": policy.head.hidden_size,
             "chat": bool(getattr(policy.tokenizer, "chat_template", None)),
             "judge": self.config.judge,
-            "limits": {**vars(limits), "rows": self.engine.max_rows, "default_tokens": self.config.default_tokens},
+            "limits": {**vars(limits), "rows": self.engine.rooms.most, "default_tokens": self.config.default_tokens},
         }
 
     def status(self) -> dict:
