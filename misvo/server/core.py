@@ -12,6 +12,7 @@ from misvo.judge import Judge
 from misvo.policy import Policy
 from misvo.rewards import AnyReward, check_columns
 from misvo.server.config import Config
+from misvo.server.doors import Who
 from misvo.server.engine_thread import EngineThread, Tally
 from misvo.server.errors import ApiError
 from misvo.server.jobs import Job, Store, Work
@@ -89,7 +90,7 @@ class Core:
         if name is not None and name != self.name:
             raise ApiError(404, f"this server has the model {self.name!r} only.", param="model", code="model_not_found")
 
-    async def start(self, order: Order, kind: str, owner: str, about: dict | None = None) -> Job:
+    async def start(self, order: Order, kind: str, who: Who, about: dict | None = None) -> Job:
         """Take a place, make the reward, hand the work to the engine; what is wrong with it is raised here."""
         if self.stopping:
             raise STOPPED
@@ -103,7 +104,7 @@ class Core:
         if order.greedy and order.n > 1:
             raise ApiError(400, "at temperature 0 all responses are equal: leave n out.", param="n")
         check_columns(order.columns)
-        self.places.take(tokens, engine.tally.tokens_per_second)
+        self.places.take(who.client, tokens, engine.tally.tokens_per_second)
         job = None
         try:
             reward, held_out = await asyncio.to_thread(
@@ -116,8 +117,8 @@ class Core:
                 for prompt in order.prompts
                 for strength in order.strengths
             ]
-            job = Job(kind, works, tokens, owner, about)
-            job.at_end += [lambda: self.places.give_back(tokens), lambda: self._jobs.discard(job)]
+            job = Job(kind, works, tokens, who.owner, about)
+            job.at_end += [lambda: self.places.give_back(who.client, tokens), lambda: self._jobs.discard(job)]
             self._jobs.add(job)
             if not engine.alive:
                 job.fail(ApiError(503, "the engine of this server has stopped.", code="engine_stopped", retry=True))
@@ -126,7 +127,7 @@ class Core:
             await job.accepted()
         except BaseException:
             if job is None:
-                self.places.give_back(tokens)
+                self.places.give_back(who.client, tokens)
             else:
                 engine.cancel(job)
             raise

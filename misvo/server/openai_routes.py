@@ -12,6 +12,7 @@ from misvo.server import orders, sse
 from misvo.server.answers import Answer
 from misvo.server.bodies import Chat, Completion
 from misvo.server.core import Core
+from misvo.server.doors import Who
 from misvo.server.errors import ApiError, Reply
 from misvo.server.jobs import Job
 from misvo.server.orders import Order
@@ -63,8 +64,12 @@ def core_of(request: Request) -> Core:
     return request.app.state.core
 
 
+def who_of(request: Request) -> Who:
+    return request.scope["state"]["who"]
+
+
 def owner_of(request: Request) -> str:
-    return request.scope["state"]["owner"]
+    return who_of(request).owner
 
 
 @router.get("/v1/models", tags=["OpenAI"])
@@ -105,7 +110,7 @@ async def completions(body: Completion, request: Request) -> Response:
 
 
 async def _answer(core: Core, request: Request, order: Order, shape: Shape, kind: str, stream: bool, usage: bool):
-    job = await sse.attended(request, core.start(order, kind, owner_of(request)))
+    job = await sse.attended(request, core.start(order, kind, who_of(request)))
     if stream:
         return sse.EventStream(
             _chunks(core, job, order, shape, usage),

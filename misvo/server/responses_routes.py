@@ -15,7 +15,7 @@ from misvo.server.bodies import Response
 from misvo.server.core import Core
 from misvo.server.errors import ApiError, Reply
 from misvo.server.jobs import Job
-from misvo.server.openai_routes import core_of, owner_of
+from misvo.server.openai_routes import core_of, owner_of, who_of
 
 router = APIRouter(tags=["OpenAI"])
 KIND = "resp"
@@ -31,7 +31,7 @@ async def create(body: Response, request: Request) -> Answer:
     order = orders.of_response(body, core.config)
     names = ("instructions", "metadata", "temperature", "top_p", "max_output_tokens", "background")
     about = {**{name: getattr(body, name) for name in names}, "seed": order.seed}
-    job = await sse.attended(request, core.start(order, KIND, owner_of(request), about))
+    job = await sse.attended(request, core.start(order, KIND, who_of(request), about))
     if body.store:
         core.store.keep(job)
     if body.stream:
