@@ -38,6 +38,9 @@ BYTES = bytes_tokenizer()
 def test_what_was_told_is_the_beginning_of_the_text(text, stops, looks):
     """Whatever the letters and stop texts, and however often one looks."""
     tokens = BYTES.encode(text).ids
+    stopped = (n for n in range(len(tokens) + 1) if any(stop in BYTES.decode(tokens[:n]) for stop in stops))
+    tokens = tokens[: next(stopped, None)]  # no token is drawn behind the first stop text
+    text = BYTES.decode(tokens)
     final, telling, told = before_stop(text, stops), Live(BYTES.decode, stops, False), ""
     for count in range(len(tokens) + 1):
         if looks >> (count % 20) & 1:
