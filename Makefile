@@ -7,7 +7,7 @@ VLLM := .venv-vllm/bin
 # Tests of arithmetic: what a CPU rounds differently shows here.
 NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own_sampler rows batching replay costs kl_meter law_dtype aisp))
 
-.PHONY: setup judge demo test test-all vllm test-vllm lint clean
+.PHONY: setup judge demo studio test test-all vllm test-vllm lint clean
 
 setup: .venv/.ready
 
@@ -27,6 +27,9 @@ judge: setup
 
 demo: setup
 	$(BIN)/misvo steer "Give me one tip for sleeping better." --reward sentiment --rollouts 16 --steps 6 --max-new-tokens 48 --seed 42
+
+studio: setup
+	$(BIN)/misvo studio
 
 # Two processes with a thread each get more done on two cores than one with two threads. The tests of a file stay
 # together. The second run is on the instructions that a CPU without AVX-512 and VNNI has: rounding and int8 differ there.

@@ -1,12 +1,17 @@
 """Finished runs from folders: shown without a model, and beside the runs of a server that has one."""
 
 import json
+import re
+import subprocess
+import sys
 
+import httpx2
 import pytest
 from conftest import letter_reward, make_policy
 from serving import served
 
 import misvo
+from misvo.cli import app
 from misvo.errors import MisvoError
 from misvo.server import Config, create_app
 
@@ -94,3 +99,25 @@ def test_folders_are_shown_to_all_keys_beside_own_runs_and_stay(folder):
 def test_a_folder_that_is_none_is_named(tmp_path):
     with pytest.raises(MisvoError, match="misvo steer --save"):
         create_app(None, {}, Config(runs=(tmp_path / "nothing",)))
+
+
+def test_the_studio_from_the_shell(folder):
+    """A process without a model: the address that it prints is that of the page, which shows the folder."""
+    command = [sys.executable, "-m", "misvo.cli", "studio", "--view", str(folder), "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = next(line for line in process.stderr if "the studio is at" in line)
+            address = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
+            page = httpx2.get(address, trust_env=False)
+            assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+            runs = httpx2.get(f"{address}misvo/v1/runs", trust_env=False).json()["runs"]
+            assert [run["name"] for run in runs] == ["calm run"]
+            rewards = httpx2.get(f"{address}misvo/v1/rewards", trust_env=False).json()["rewards"]
+            assert [one["name"] for one in rewards] == ["sentiment", "reading-ease"]
+        finally:
+            process.terminate()
+
+
+def test_a_view_of_nothing_is_refused():
+    with pytest.raises(MisvoError, match="give their folders"):
+        app(["studio", "--view"], standalone_mode=False)
