@@ -47,7 +47,7 @@ def main(folder: Path) -> dict[str, list[str]]:
         misvo.Policy.from_pretrained("smollm2-135m"),
         TaskManager(include_path=str(folder), include_defaults=False),
     )
-    models = {"plain": MisvoLM(policy), "steered": MisvoLM(policy, "words:3-8", rollouts=4, steps=2)}
+    models = {"plain": MisvoLM(policy, batch_size=5), "steered": MisvoLM(policy, "words:3-8", rollouts=4, steps=2)}
     asked = {"tasks": ["five_questions"], "task_manager": tasks, "apply_chat_template": True, "bootstrap_iters": 0}
     texts = {}
     for name, model in models.items():

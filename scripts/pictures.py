@@ -40,7 +40,7 @@ def loop(path: Path) -> None:
     axes.add_patch(
         FancyBboxPatch(update[:2], update[2] - 0.1, 0.75, "round,pad=0.05", facecolor="white", edgecolor=STEERED)
     )
-    text = "u moves toward the head rows of tokens in better responses,\nas far as a budget of nats allows: KL(steered ‖ own)"
+    text = "u moves toward the head rows of tokens in better responses,\nas far as a budget of nats allows"
     axes.text(update[0] + update[2] / 2, 0.68, text, ha="center", va="center", color=STEERED, fontsize=9)
     axes.add_patch(_arrow((8.3, 1.8), (8.3, 1.15), STEERED))
     axes.add_patch(_arrow((3.85, 1.15), (3.85, 1.8), STEERED))
