@@ -5,6 +5,7 @@
 The second one is computed, not drawn: a head of eight tokens and two dimensions, its exact KL on a grid.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -34,7 +35,7 @@ def loop(path: Path) -> None:
         axes.add_patch(FancyBboxPatch((left, 1.9), 1.1, 0.8, "round,pad=0.05", facecolor=PALE, edgecolor=colour))
         axes.text(left + 0.55, 2.3, text, ha="center", va="center", color=colour, fontsize=9)
     lefts = [left for left, _ in boxes.values()]
-    for before, after in zip(lefts, lefts[1:], strict=False):
+    for before, after in pairwise(lefts):
         axes.add_patch(_arrow((before + 1.18, 2.3), (after - 0.07, 2.3), INK))
     update = (3.3, 0.3, 5.4)
     axes.add_patch(
