@@ -3,7 +3,6 @@
 No 5xx but "full", no crash, no hang; after it the server answers as before, and nothing is under way any more.
 """
 
-import os
 from collections import Counter
 
 import pytest
@@ -18,17 +17,16 @@ from serving import served
 from misvo.server import Config, Limits
 
 SECONDS = 60  # that an answer may take
-NAMES = {"id": "run", "name": "steering"}  # parameters of paths for which there is a real thing
 
 
 def fuzz(server, count: int) -> tuple[Counter, Counter]:
-    """Send about so many requests; gives how many of each status came back, of each operation and in all."""
+    """Send up to so many requests; gives how many of each status came back, of each operation and in all."""
     statuses, operations = Counter(), Counter()
     with server.http() as http:
         body = {"prompt": "a", "reward": "letters", "rollouts": 2, "steps": 2, "max_new_tokens": 4}
         run = http.post("/misvo/v1/runs", json=body).json()["id"]
         server.idle()
-        known = {"run": run, "steering": "calm"}
+        response = http.post("/v1/responses", json={"model": "tiny", "input": "a", "max_output_tokens": 4}).json()["id"]
         assert http.post("/misvo/v1/steerings", json={"run": run, "name": "calm"}).status_code == 201
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     found = [result.ok() for result in schema.get_all_operations()]
@@ -37,8 +35,10 @@ def fuzz(server, count: int) -> tuple[Counter, Counter]:
 
         def one(case, real):
             if real:  # past the first door: names that there are
-                for name in set(case.path_parameters or {}) & set(NAMES):
-                    case.path_parameters[name] = known[NAMES[name]]
+                if "id" in (case.path_parameters or {}):
+                    case.path_parameters["id"] = response if case.path.startswith("/v1/responses") else run
+                if "name" in (case.path_parameters or {}):
+                    case.path_parameters["name"] = "tiny" if case.path.startswith("/v1/models") else "calm"
                 if isinstance(case.body, dict) and "model" in case.body:
                     case.body["model"] = "tiny"
             answer = case.call(timeout=SECONDS)
@@ -53,7 +53,7 @@ def fuzz(server, count: int) -> tuple[Counter, Counter]:
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
             try:
                 cases = operation.as_strategy(generation_mode=mode)
-                test = given(case=cases, real=st.booleans())(one)
+                test = given(case=cases, real=st.sampled_from([True, True, True, False]))(one)
                 settings(
                     max_examples=each,
                     deadline=None,
@@ -68,7 +68,8 @@ def fuzz(server, count: int) -> tuple[Counter, Counter]:
 
 
 @pytest.mark.parametrize(
-    "count", [150, pytest.param(int(os.environ.get("MISVO_FUZZ", "10000")), marks=pytest.mark.slow)]
+    "count",
+    [150, pytest.param(20_000, marks=pytest.mark.slow)],  # routes without parameters leave some over
 )
 def test_no_request_breaks_the_server(count):
     limits = Limits(request=600, load=20_000)
