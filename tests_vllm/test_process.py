@@ -96,10 +96,10 @@ def test_steering_that_is_no_number_ends_in_a_sentence_and_vllm_lives(apart):
     assert apart.host.pids() == pids and apart.generate("a b", max_new_tokens=4) is not None
 
 
-def kill_soon(policy, seconds):
+def kill_soon(pids, seconds):
     def kill():
         time.sleep(seconds)
-        for pid in policy.host.pids():
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
@@ -109,11 +109,13 @@ def kill_soon(policy, seconds):
 
 def test_a_worker_that_is_killed_is_one_error_and_the_next_call_starts_it_again(apart):
     before, seen = apart.host.pids(), []
+    *scheduling, worker = before
+    assert len(scheduling) == 1
 
     def slow(completions, **_):
         seen.append(len(completions))
         if len(seen) == 2:
-            kill_soon(apart, 0.0).join()
+            kill_soon([worker], 0.0).join()
         return [float(len(text) % 7) for text in completions]
 
     with pytest.raises(misvo.MisvoError, match="vLLM has died") as caught:
@@ -125,12 +127,12 @@ def test_a_worker_that_is_killed_is_one_error_and_the_next_call_starts_it_again(
 
 
 def test_a_worker_that_is_killed_while_it_is_waited_for(apart):
-    """While tokens are awaited, and while an answer to a call is."""
-    engine = apart.engine()
+    """While tokens are awaited, and while an answer to a call is; with its scheduler, and alone."""
+    engine, pids = apart.engine(), apart.host.pids()
     engine.submit(request(apart, [5, 6, 7], rollouts=8, length=200, keep=Keep()))
-    for pid in apart.host.pids():
+    for pid in pids:
         os.kill(pid, signal.SIGSTOP)  # so that it surely waits
-    thread = kill_soon(apart, 1.0)
+    thread = kill_soon(pids, 1.0)
     with pytest.raises(misvo.MisvoError, match="vLLM has died"):
         while engine.busy:
             engine.advance()
@@ -139,9 +141,9 @@ def test_a_worker_that_is_killed_while_it_is_waited_for(apart):
         engine.submit(request(apart, [5, 6, 7]))
     engine.close()
     host = apart.host  # another one
-    for pid in host.pids():
-        os.kill(pid, signal.SIGSTOP)
-    thread = kill_soon(apart, 1.0)
+    *_, worker = host.pids()
+    os.kill(worker, signal.SIGSTOP)
+    thread = kill_soon([worker], 1.0)
     with pytest.raises(misvo.MisvoError, match="vLLM has died"):
         host.call("counts")
     thread.join()
@@ -160,8 +162,9 @@ def test_vllm_ends_with_whoever_started_it(tiny, tmp_path):
     (tmp_path / "driver.py").write_text(DRIVER)
     command = [sys.executable, str(tmp_path / "driver.py"), tiny()]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=200).stdout
-    (pid,) = [int(line.split()[1]) for line in said.splitlines() if line.startswith("PID")]
+    (pids,) = [[int(pid) for pid in line.split()[1:]] for line in said.splitlines() if line.startswith("PID")]
+    assert len(pids) == 2
     deadline = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
         assert time.monotonic() < deadline, "vLLM is an orphan"
         time.sleep(0.5)

@@ -17,7 +17,8 @@ REFUSED = {
     "worker_extension_cls": "misvo has one of its own",
     "worker_cls": "misvo needs vLLM's own",
 }
-ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+ONE = ("pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size", "nnodes")
+EXECUTORS = ("uni", "mp")  # in one process, or one for each rank, on this machine
 # Set where the user's environment says nothing.
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second runner is written and has not run on a GPU yet
@@ -37,6 +38,9 @@ def check(options: dict) -> None:
     for name in ONE:
         if options.get(name, 1) != 1:
             raise MisvoError(f"{name}={options[name]} is not supported: take 1, and more workers by --ray.")
+    executor = options.get("distributed_executor_backend", "mp")
+    if executor not in EXECUTORS:
+        raise MisvoError(f"distributed_executor_backend={executor!r} is not supported: leave it out.")
 
 
 def check_version() -> None:
@@ -64,7 +68,8 @@ def start(options: dict) -> Any:
     from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    usual: dict[str, Any] = {"disable_log_stats": True, "distributed_executor_backend": "uni"}
+    executor = "uni" if options.get("tensor_parallel_size", 1) == 1 else "mp"
+    usual: dict[str, Any] = {"disable_log_stats": True, "distributed_executor_backend": executor}
     if current_platform.is_cpu():
         for name, value in ON_A_CPU.items():
             os.environ.setdefault(name, value)
