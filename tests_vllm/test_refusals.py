@@ -1,6 +1,7 @@
 """What would be wrong on vLLM is refused in one sentence, before or while it is loaded."""
 
 import dataclasses
+import multiprocessing
 import types
 
 import pytest
@@ -55,6 +56,13 @@ def test_versions(version, tiny, monkeypatch):
     monkeypatch.setattr(vllm, "__version__", version)
     with pytest.raises(misvo.MisvoError, match=r"pip install 'vllm>=0.32,<0.33'"):
         misvo.Policy.from_pretrained(tiny(), engine="vllm")
+
+
+def test_a_script_that_its_own_children_run_again(tiny, monkeypatch):
+    """As multiprocessing marks a process while that reads the script of its parent."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(misvo.MisvoError, match='`if __name__ == "__main__":`'):
+        misvo.Policy.from_pretrained(tiny(), engine="vllm", own_process=True)
 
 
 def test_versions_that_are_known():

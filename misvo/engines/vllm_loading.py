@@ -1,5 +1,6 @@
 """Starting vLLM: the versions that are known, the options that cannot be had, the environment that it needs."""
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,10 @@ ENVIRONMENT = {
 OWN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # vLLM's own switch, where `own_process` is not given
 CPU_CACHE = 2**30  # bytes of keys and values
 ON_A_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # threads stay as the process has them
+UNGUARDED = (
+    "vLLM runs in another process, which begins by reading the script that started it: put what the script does under "
+    '`if __name__ == "__main__":`, or load the model with own_process=False.'
+)
 
 
 def check(options: dict) -> None:
@@ -60,6 +65,8 @@ def check_version() -> None:
 
 def start(options: dict) -> Any:
     """vLLM's LLMEngine, with misvo's worker extension, in a process of its own unless `own_process` is False."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a process that vLLM starts runs the script
+        raise MisvoError(UNGUARDED)
     options = dict(options)
     own_process = options.pop("own_process", os.environ.get(OWN_PROCESS, "1") != "0")
     for name, value in ENVIRONMENT.items():
