@@ -62,9 +62,7 @@ class RayPool:
             ray.shutdown()
             kind = "GPUs" if gpus else "cores"
             wanted = f"{self.workers} workers" + (f" of {needed} {kind} each" if needed > 1 else "")
-            raise MisvoError(
-                f"the Ray cluster has {have} {kind}, which is not enough for {wanted}."
-            )
+            raise MisvoError(f"the Ray cluster has {have} {kind}, which is not enough for {wanted}.")
         self._actor = ray.remote(**needs, max_restarts=RESTARTS, max_task_retries=RESTARTS)(_Actor)
         self._actors = [self._actor.remote() for _ in range(self.workers)]
 
