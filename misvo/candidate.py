@@ -20,11 +20,17 @@ class Candidate:
     token_kl: list[float] = field(default_factory=list)  # nats at each token: KL of the steered to the reference law
     ended: bool | None = None  # by itself, or cut off at max_new_tokens; None where that is not known
     changed: list[int] | None = None  # positions where the reference draws another token, same noise; None: not known
+    parts: dict[str, float | None] = field(default_factory=dict)  # what the reward was made of, before weights
+    held_out: float | None = None  # of a reward that was watched and not optimised; None: there was none, or no score
 
     @property
     def kl(self) -> float | None:
         """How far the model was moved on the way through this response, in nats; None where that is not known."""
         return sum(self.token_kl) if self.token_kl else None
+
+    @property
+    def kl_per_token(self) -> float | None:
+        return sum(self.token_kl) / len(self.token_kl) if self.token_kl else None
 
     @property
     def distinct(self) -> float:
@@ -49,7 +55,7 @@ class Candidate:
 
         A field with a default may be missing, as it is in files of old; what is no field is passed over.
         """
-        optional = {"ref_logprob": None, "token_kl": [], "ended": None, "changed": None}
+        optional = {"ref_logprob": None, "token_kl": [], "ended": None, "changed": None, "parts": {}, "held_out": None}
         row = {**optional, **row}
         return cls(**{name: take(row, name, holds) for name, holds in FIELDS.items()})
 
@@ -64,6 +70,14 @@ def number(value) -> bool:
 
 def numbers(value) -> bool:
     return isinstance(value, list) and all(map(number, value))
+
+
+def reward(value) -> bool:
+    return value is None or (number(value) and math.isfinite(value))
+
+
+def rewards_by_name(value) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value) and all(map(reward, value.values()))
 
 
 def wholes(value) -> bool:
@@ -82,9 +96,11 @@ FIELDS = {
     "rollout": whole,
     "tokens": wholes,
     "text": lambda value: isinstance(value, str),
-    "reward": lambda value: value is None or (number(value) and math.isfinite(value)),
+    "reward": reward,
     "ref_logprob": lambda value: value is None or number(value),
     "token_kl": numbers,
     "ended": lambda value: value is None or isinstance(value, bool),
     "changed": lambda value: value is None or wholes(value),
+    "parts": rewards_by_name,
+    "held_out": reward,
 }

@@ -253,6 +253,7 @@ app.command()(cli_saved.rescore)
 app.command()(cli_saved.export)
 app.command(cls=cli_saved.SeveralStrengths)(cli_saved.sample)
 app.command()(cli_serve.serve)
+app.command()(cli_serve.studio)
 
 
 @app.command()

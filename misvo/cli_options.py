@@ -113,15 +113,16 @@ def to_load(values: dict) -> dict:
 
 def accepts_load_options(command):
     """A command `f(..., **options)` whose signature names every option of loading a model."""
-    return _accepts(command, load_parameters())
+    return accepts(command, load_parameters())
 
 
 def accepts_settings(command):
     """A command `f(..., **options)` whose signature names those of loading a model and every setting."""
-    return _accepts(command, [*load_parameters(), *parameters()])
+    return accepts(command, [*load_parameters(), *parameters()])
 
 
-def _accepts(command, more):
+def accepts(command, more):
+    """A command `f(..., **options)` whose signature names these parameters in the place of `options`."""
     everything = named(command, more)
     command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in everything])
     command.__annotations__ = {p.name: p.annotation for p in everything}

@@ -1,6 +1,13 @@
-"""`misvo serve`: the options of a server. Imports neither torch nor fastapi by itself."""
+"""`misvo serve` and `misvo studio`: the options of a server, and its page in a browser.
 
+Imports neither torch nor fastapi by itself.
+"""
+
+import inspect
 import os
+import threading
+import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -9,14 +16,26 @@ import typer
 from misvo import cli_options
 from misvo.cli_process import quiet_libraries
 from misvo.errors import MisvoError
+from misvo.rewards.specs import EMBEDDED
 from misvo.server.config import Config, Limits
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULTS, LIMITS = Config(), Limits()
+SIMPLE = {name: name for name, entry in EMBEDDED.items() if entry.argument is None}  # rewards of a studio without any
 
 
-@cli_options.accepts_load_options
-def serve(
+@dataclass(frozen=True)
+class Studio:
+    """What `misvo studio` says beside the options of a server."""
+
+    folders: tuple[Path, ...] = ()  # of finished runs
+    has_model: bool = True
+    opens: bool = False  # a browser
+
+
+def _listen(
+    studio: Studio | None,
+    *,
     model: Annotated[str, typer.Option(help="An embedded model, a Hugging Face id or a folder.")] = "smollm2-135m",
     reward: Annotated[
         list[str],
@@ -41,6 +60,7 @@ def serve(
     ] = LIMITS.request,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = LIMITS.prompt_tokens,
     max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request's body.")] = LIMITS.body,
+    max_upload: Annotated[int, typer.Option(min=1, help="Bytes of a steering that is sent.")] = LIMITS.upload,
     max_rows: Annotated[
         int | None, typer.Option(min=1, help="Rows decoded at once. [default: what fits memory]")
     ] = None,
@@ -75,18 +95,18 @@ def serve(
         False
     ),
     **options,
-):
-    """Answer for a model at an address that the `openai` client, curl and browsers can ask.
-
-    Example: `misvo serve --reward sentiment=sentiment --reward brief=length:20 --port 8000`
-    """
+) -> None:
+    """Check everything, load the model, and answer until a signal comes."""
     rewards = dict(map(_named, reward))
+    if studio is not None and not rewards:
+        rewards = SIMPLE
     keys = (*api_key, *(_keys(api_key_file) if api_key_file is not None else ()))
     if not all(key.strip() and key.isascii() and len(key.split()) == 1 for key in keys):
         raise MisvoError("an API key is one word of plain letters, digits and signs.")
     if host not in LOOPBACK and not keys:
         typer.echo(f"misvo: everybody who reaches {host} may use this server: --api-key-file closes it.", err=True)
-    limits = Limits(queue=queue, load=max_load, request=max_request, prompt_tokens=max_prompt_tokens, body=max_body)
+    tokens = {"load": max_load, "request": max_request, "prompt_tokens": max_prompt_tokens}
+    limits = Limits(queue=queue, **tokens, body=max_body, upload=max_upload)
     config = Config(
         limits=limits,
         name=name or (Path(model).resolve().name if os.path.isdir(model) else model),
@@ -95,6 +115,7 @@ def serve(
         hosts=tuple(allow_host) or (("127.0.0.1", "localhost", "[::1]") if host in LOOPBACK else ()),
         origins=tuple(allow_origin),
         reward_hosts=tuple(host.lower() for host in allow_reward_host),
+        runs=studio.folders if studio is not None else (),
         steerings=steerings,
         judge=judge,
         keep_seconds=keep_seconds,
@@ -109,13 +130,60 @@ def serve(
     from misvo import Policy, view
     from misvo.server import create_app
 
-    with view.loading(model):
-        app = create_app(Policy.from_pretrained(model, **cli_options.to_load(options)), rewards, config)
+    if studio is not None and not studio.has_model:
+        app = create_app(None, rewards, config)
+    else:
+        with view.loading(model):
+            app = create_app(Policy.from_pretrained(model, **cli_options.to_load(options)), rewards, config)
     from misvo.server import serve as web
 
-    shown = f"[{host}]" if ":" in host else host
-    typer.echo(f"misvo: {config.name} at http://{shown}:{port}/v1 (what it takes: /docs)", err=True)
-    web.run(app, host, port, grace)
+    def started(port: int) -> None:
+        shown = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        if studio is None:
+            typer.echo(f"misvo: {config.name} at {shown}/v1 (what it takes: /docs; the studio: /)", err=True)
+            return
+        typer.echo(f"misvo: the studio is at {shown}/ (Ctrl-C ends it)", err=True)
+        if studio.opens:  # a browser that runs in the terminal would hold the server up
+            threading.Thread(target=webbrowser.open, args=(f"{shown}/",), daemon=True).start()
+
+    web.run(app, host, port, grace, started)
+
+
+def _as_listen(command):
+    """A command `f(..., **options)` whose signature names every option of a server."""
+    given = [p for p in inspect.signature(_listen).parameters.values() if p.name not in ("studio", "options")]
+    return cli_options.accepts(command, [*given, *cli_options.load_parameters()])
+
+
+@_as_listen
+def serve(**options):
+    """Answer for a model at an address that the `openai` client, curl and browsers can ask.
+
+    Example: `misvo serve --reward sentiment=sentiment --reward brief=length:20 --port 8000`
+    """
+    _listen(None, **options)
+
+
+@_as_listen
+def studio(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Finished runs to show: what `misvo steer --save` wrote.")
+    ] = None,
+    view: Annotated[
+        bool, typer.Option("--view", help="Show FOLDERS alone, without a model: nothing is sampled.")
+    ] = False,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser at the page.")] = True,
+    **options,
+):
+    """The server with its page in a browser: steer, watch the model move, and see where.
+
+    Without `--reward` it has those that need no argument; kinds such as `words:20-40` can be chosen on the page.
+
+    Example: `misvo studio`, or `misvo studio --view run` for a finished one
+    """
+    if view and not folders:
+        raise MisvoError("--view shows finished runs: give their folders, as in `misvo studio --view run`.")
+    _listen(Studio(tuple(folders or ()), not view, browser), **options)
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from misvo.errors import MisvoError
+from misvo.numbers import mean_of
 from misvo.prompts import Prompt
 from misvo.result import Candidate, Result
 from misvo.result_files import read_plain
@@ -89,8 +90,8 @@ class Rescored:
             rows.append(
                 {
                     "step": step,
-                    "old": _mean(judged.candidate.reward for judged in group),
-                    "new": _mean(judged.reward for judged in group),
+                    "old": mean_of(judged.candidate.reward for judged in group),
+                    "new": mean_of(judged.reward for judged in group),
                     "best_old": leader.candidate and leader.candidate.reward,
                     "best_new": leader.reward,
                 }
@@ -175,11 +176,6 @@ def _best(rescored, value_of, which):
     if not scored:
         raise MisvoError(f"no response has a reward of the {which} kind.")
     return max(scored, key=value_of)
-
-
-def _mean(values):
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _plain(judged):

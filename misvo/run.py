@@ -19,7 +19,7 @@ from misvo.errors import RewardError
 from misvo.head import Head
 from misvo.methods import METHODS
 from misvo.methods.base import Context, Method, PausingMethod, Proposal, Scores, Update
-from misvo.numbers import as_numbers
+from misvo.numbers import as_numbers, mean_of
 from misvo.prompts import Prompt
 from misvo.recorder import Recorder
 from misvo.result import Candidate, Result
@@ -83,6 +83,7 @@ class Run:
         self._reference: Rollouts | None = None  # rollouts of the reference policy, kept for KL_ref
         self._measures = settings.kl_ref and not self.method.starts_at_reference  # wants rollouts for nothing else
         self._failure_told = False  # that a reward failed on some responses is noted once
+        self._held_out_failure_told = False
         self._started = 0.0  # when the first step was asked for
 
     @property
@@ -134,12 +135,14 @@ class Run:
             return False
         return self._rounds[request.step].over or self._rounds[request.step].scores_pauses
 
+    def is_whole(self, request: Request) -> bool:
+        """Whether what was gathered are whole responses, and not their beginnings at a pause."""
+        return self._rounds[request.step].over
+
     def prefixes_up_to(self, request: Request) -> int | None:
         """Where beginnings of whole responses are to be scored too: the longest response that there may be."""
         wants = self.method.wants_prefixes
-        if not self._rounds[request.step].over or not (
-            wants == "always" or (wants == "cheap" and self.scores_prefixes)
-        ):
+        if not self.is_whole(request) or not (wants == "always" or (wants == "cheap" and self.scores_prefixes)):
             return None
         return self.settings.max_new_tokens
 
@@ -231,10 +234,14 @@ class Run:
         nats = [row[:length] for row, length in zip(rollouts.kl.tolist(), rollouts.lengths.tolist(), strict=True)]
         ended = [None] * count if rollouts.ended is None else rollouts.ended.tolist()
         changed = torch.zeros(count, 1) if rollouts.changed is None else rollouts.changed
+        held_out = [None] * count if answer.held_out is None else answer.held_out
         for index, value in enumerate(rewards):
             tokens, text = responses.tokens[index], responses.texts[index]
             known_of_it = (likely[index], nats[index], ended[index], torch.nonzero(changed[index])[:, 0].tolist())
-            result.candidates.append(Candidate(step, index, tokens, text, value, *known_of_it))
+            parts = {name: values[index] for name, values in rewards.parts.items()}
+            result.candidates.append(
+                Candidate(step, index, tokens, text, value, *known_of_it, parts=parts, held_out=held_out[index])
+            )
         if step == 0 and method.starts_at_reference:
             result.reference = result.candidates[-count]
             if self.settings.kl_ref and rollouts.hidden is not None:  # of which the meter wants no more than the states
@@ -270,7 +277,10 @@ class Run:
             "seconds": seconds,
             **update.columns,
         }
-        if notes := [note for note in (self._failure(rewards), stop or self._note(known, update)) if note]:
+        if answer.held_out is not None:
+            row["held_out"] = mean_of(answer.held_out)
+        failures = (self._failure(rewards), self._held_out_failure(answer.held_out))
+        if notes := [note for note in (*failures, stop or self._note(known, update)) if note]:
             row["note"] = "; ".join(notes)
         if rewards.parts:
             row["parts"] = rewards.means()
@@ -284,6 +294,12 @@ class Run:
             return None
         self._failure_told = True
         return str(rewards.failure).rstrip(".")
+
+    def _held_out_failure(self, held_out) -> str | None:
+        if held_out is None or held_out.failure is None or self._held_out_failure_told:
+            return None
+        self._held_out_failure_told = True
+        return "the held-out reward failed, so it has no score of these responses"
 
     def _note(self, known, update: Update) -> str | None:
         if update.note is None and min(known) == max(known) and self.method.vectors is not None:

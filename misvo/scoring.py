@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from misvo import credit
+from misvo.errors import RewardError
 from misvo.prompts import Prompt
 from misvo.rewards import Reward, Scores, TrainerState, score
 
@@ -26,6 +27,7 @@ class Question:
     texts: list[str]
     state: TrainerState = TrainerState()  # noqa: RUF009, frozen
     prefixes_up_to: int | None = None  # where beginnings are to be scored too: the longest response that there may be
+    held_out: Reward | None = None  # another reward, which is watched and not optimised
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,15 @@ class Answer:
     rewards: Scores
     prefixes: torch.Tensor | None  # (K, cuts), see misvo.credit
     seconds: float
+    held_out: Scores | None = None
 
 
 def answer(question: Question, decode: Callable[[list[int]], str]) -> Answer:
     """Call the reward, on the responses and, where that is wanted, on their beginnings."""
     started, prefixes = time.perf_counter(), None
 
-    def ask(texts, tokens):
-        return score(question.reward, question.prompt, texts, tokens, question.columns, question.state)
+    def ask(texts, tokens, reward=question.reward):
+        return score(reward, question.prompt, texts, tokens, question.columns, question.state)
 
     rewards = ask(question.texts, question.tokens)
     if question.prefixes_up_to is not None:
@@ -49,7 +52,13 @@ def answer(question: Question, decode: Callable[[list[int]], str]) -> Answer:
             return ask([decode(row) for row in tokens], tokens)
 
         prefixes = credit.prefix_rewards(question.tokens, rewards, question.prefixes_up_to, ask_beginnings)
-    return Answer(rewards, prefixes, time.perf_counter() - started)
+    seconds, held_out = time.perf_counter() - started, None
+    if question.held_out is not None:
+        try:
+            held_out = ask(question.texts, question.tokens, question.held_out)
+        except RewardError as error:  # it takes no part, so nothing ends with it
+            held_out = Scores([None] * len(rewards), failure=error)
+    return Answer(rewards, prefixes, seconds, held_out)
 
 
 class Scorer:

@@ -42,6 +42,7 @@ class Handle:
     reward: Reward | None  # as it is called; None: samples that nobody scores
     owner: AnyReward | None  # the reward as the user gave it
     columns: dict
+    held_out: Reward | None = None  # as it is called: scored beside the other, and not optimised
     state: State = "waiting"
     error: Exception | None = None
     _tickets: set[Ticket] = field(default_factory=set)
@@ -107,8 +108,13 @@ class Session:
         settings: Settings | None = None,
         columns: dict | None = None,
         recorder: Recorder | None = None,
+        held_out: AnyReward | None = None,
     ) -> Handle:
-        """Queue a prompt. What is wrong with it is said here, before any work. `recorder` hears of every step."""
+        """Queue a prompt. What is wrong with it is said here, before any work. `recorder` hears of every step.
+
+        `held_out` is a reward that scores every response and is not optimised; it is called in the thread of the other
+        one, so it must bear that where other runs have it too.
+        """
         settings, own = settings or Settings.from_preset(), self.policy.own_sampler
         if own.note is not None and any(getattr(settings, name) is None for name in SAMPLER):
             warnings.warn(own.note, stacklevel=4)
@@ -119,7 +125,8 @@ class Session:
         adapted = adapted_model(self.policy, self._engine, settings) if settings.method == "lora" else None
         asked = shown(prompt, self.policy.decode)
         run = Run(asked, tokens, self.policy.head, settings, self.policy, scores_prefixes, adapted, recorder)
-        handle = Handle(run, scorer, reward, check_columns({} if columns is None else columns))
+        watched = None if held_out is None else as_reward(held_out)
+        handle = Handle(run, scorer, reward, check_columns({} if columns is None else columns), watched)
         self._waiting.append(handle)
         return handle
 
@@ -222,7 +229,8 @@ class Session:
             return
         state = TrainerState(request.step, run.settings.steps)
         said = (handle.columns, responses.tokens, responses.texts)
-        question = Question(handle.reward, run.result.prompt, *said, state, run.prefixes_up_to(request))
+        held_out = handle.held_out if run.is_whole(request) else None
+        question = Question(handle.reward, run.result.prompt, *said, state, run.prefixes_up_to(request), held_out)
         alone = len(self._running) + len(self._waiting) == 1
         background = not alone if self.background is None else self.background
         future = self._scorer.submit(handle.owner, question, run.words.decode, background)

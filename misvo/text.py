@@ -1,5 +1,7 @@
 """Texts of strangers, cut to measure: models and prompts may say anything, escape sequences too."""
 
+from itertools import accumulate, pairwise
+
 
 def one_line(text: str, width: int) -> str:
     """At most `width` characters, all of them printable, on one line; what was cut off ends in an ellipsis."""
@@ -10,6 +12,12 @@ def one_line(text: str, width: int) -> str:
 def before_stop(text: str, stops: tuple[str, ...]) -> str:
     """A text up to the first of the texts that end it, which is not a part of it."""
     return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)]
+
+
+def cut_at_tokens(text: str, tokens: list[int], decode) -> list[str]:
+    """A text in pieces, one for each of its tokens: together they are the text, also where a stop text cut it off."""
+    ends = [0, *accumulate(map(len, pieces(tokens, decode)))]
+    return [text[start:end] for start, end in pairwise(ends)]
 
 
 def pieces(tokens: list[int], decode) -> list[str]:

@@ -8,6 +8,7 @@ from misvo.policy import Policy
 from misvo.recorder import Recorder
 from misvo.result import Result
 from misvo.server.jobs import Job, Part
+from misvo.text import cut_at_tokens
 from misvo.text_policy import Samples
 
 
@@ -65,6 +66,11 @@ def samples(drawn: Samples) -> list[Answer]:
     ]
 
 
+def pieces_of(policy: Policy, tokens: list[int], text: str) -> list[str]:
+    """The pieces of a text, one for each token; those of special tokens are empty."""
+    return cut_at_tokens(text, tokens, policy.decode)
+
+
 def of_candidate(candidate: Candidate, recorder: Recorder | None) -> Answer:
     logprobs, ref_logprobs = None, None
     if recorder is not None and candidate.step in recorder.steps:
@@ -112,7 +118,7 @@ def cost(job: Job, given: list[Answer]) -> dict:
     return {
         "rollouts": sum(_responses(part) for part in job.parts),
         "reward_calls": sum(len(run.candidates) for run in runs),
-        "reward_seconds": sum(row["seconds"]["reward"] for run in runs for row in run.trace),
+        "reward_seconds": sum(row["seconds"].get("reward", 0.0) for run in runs for row in run.trace),
         "answer_tokens": sum(len(answer.tokens) for answer in given),
         "seconds": job.seconds,
     }

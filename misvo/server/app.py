@@ -13,25 +13,33 @@ from misvo import __version__
 from misvo.errors import MisvoError
 from misvo.policy import Policy, as_policy
 from misvo.rewards import AnyReward
-from misvo.server import errors, openai_routes, ops_routes, responses_routes, runs_routes, steering_routes
+from misvo.server import (
+    errors,
+    openai_routes,
+    ops_routes,
+    responses_routes,
+    runs_routes,
+    steering_routes,
+    studio_routes,
+)
 from misvo.server.config import Config
 from misvo.server.core import Core
 from misvo.server.doors import BodyLimit, Doors, Watch
 
 
 def create_app(
-    policy: Policy | str, rewards: Mapping[str, AnyReward] | None = None, config: Config | None = None
+    policy: Policy | str | None, rewards: Mapping[str, AnyReward] | None = None, config: Config | None = None
 ) -> FastAPI:
-    """An ASGI application that answers for a model.
+    """An ASGI application that answers for a model; without one it shows finished runs, those of `config.runs`.
 
     `rewards` maps the names that clients may use to rewards: specs such as "sentiment", or functions.
     """
     config = config or Config()
-    core = Core(as_policy(policy), rewards or {}, config)
+    core = Core(None if policy is None else as_policy(policy), rewards or {}, config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI):
-        core.engine.start()
+        core.open()
         try:
             yield
         finally:
@@ -67,6 +75,6 @@ def create_app(
         },
     )
     app.state.core = core
-    for room in (openai_routes, responses_routes, runs_routes, steering_routes, ops_routes):
+    for room in (openai_routes, responses_routes, runs_routes, steering_routes, ops_routes, studio_routes):
         app.include_router(room.router)
     return app

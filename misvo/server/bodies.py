@@ -162,6 +162,7 @@ class Run(Steer, Body):
     """A run: what `Steer` says, with a prompt; `reward` is needed."""
 
     prompt: str | list[Message]
+    held_out: RewardBody | None = Field(None, description="A reward that is measured and not steered toward.")
     model: Text | None = None
     raw: bool = False
     temperature: Annotated[float, Field(gt=0, le=100)] | None = None

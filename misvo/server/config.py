@@ -15,6 +15,7 @@ class Limits:
     request: int = 1_000_000  # tokens that one of them may decode
     prompt_tokens: int = 8192
     body: int = 1 << 20  # bytes
+    upload: int = 16 << 20  # bytes of a steering that is sent here
     prompts: int = 64  # of one call of /v1/completions
     strengths: int = 16  # of one call of /misvo/v1/generate
     body_seconds: float = 30.0  # for a body to come in
@@ -35,6 +36,7 @@ class Config:
     hosts: tuple[str, ...] = ()  # names in the Host header that are answered; none: any
     origins: tuple[str, ...] = ()  # pages of other origins that may call (CORS); none: no page may
     reward_hosts: tuple[str, ...] = ()  # HOST or HOST:PORT that clients' scorers may be at; none: nowhere
+    runs: tuple[Path, ...] = ()  # folders of finished runs, which are shown beside those of this server
     steerings: Path | None = None  # folder in which saved steerings are kept; None: in memory
     most_steerings: int = 256
     judge: str | None = None  # a model that reads responses, for the panel

@@ -13,29 +13,39 @@ from misvo.judge import Judge
 from misvo.policy import Policy
 from misvo.rewards import AnyReward, check_columns
 from misvo.server.config import Config
-from misvo.server.engine_thread import EngineThread
+from misvo.server.engine_thread import EngineThread, Tally
 from misvo.server.errors import ApiError
 from misvo.server.jobs import Job, Store, Work
 from misvo.server.metrics import Metrics
 from misvo.server.orders import Order
 from misvo.server.places import Places
 from misvo.server.registry import Registry
+from misvo.server.saved import SavedRun, job_of, read
 from misvo.server.shelf import Shelf
+from misvo.server.terms import RewardBody
 from misvo.settings import Settings
 
 OPEN_AT_ONCE = 8  # prompts for which memory is reckoned
+NO_MODEL = ApiError(409, "this server shows finished runs and has no model.", code="no_model", retry=False)
 STOPPED = ApiError(503, "the server is being stopped.", code="stopping", retry_after=5, retry=True)
 
 
 class Core:
-    def __init__(self, policy: Policy, rewards: Mapping[str, AnyReward], config: Config):
-        name = config.name or policy.name
-        if name != policy.name:  # under the name that clients know, so that no message shows a folder
-            policy = Policy(policy.model, policy.tokenizer, name, policy.own_sampler)
-        self.policy, self.config = policy, config
+    """`policy` is None where finished runs are shown and nothing is decoded: what needs a model is refused then."""
+
+    def __init__(self, policy: Policy | None, rewards: Mapping[str, AnyReward], config: Config):
+        if policy is not None and config.name not in (
+            None,
+            policy.name,
+        ):  # as clients know it: no message shows a folder
+            policy = Policy(policy.model, policy.tokenizer, config.name, policy.own_sampler)
+        self._policy, self.config = policy, config
         self.places, self.store, self.metrics = Places(config.limits), Store(config), Metrics()
         self.registry, self.shelf = Registry(rewards, config), Shelf(policy, config)
-        self.engine = EngineThread(policy, config.max_rows or self._rows(), config.limits.prompt_tokens)
+        self._saved: list[SavedRun] = read(config.runs)
+        self._engine: EngineThread | None = None
+        if policy is not None:
+            self._engine = EngineThread(policy, config.max_rows or self._rows(), config.limits.prompt_tokens)
         self.stopping = False
         self.created = int(time.time())
         self._jobs: set[Job] = set()
@@ -50,6 +60,38 @@ class Core:
         settings = Settings.from_preset(max_new_tokens=length).for_model(self.policy.own_sampler)
         return min(MOST_ROWS, self.policy.rows_that_fit(None, settings, OPEN_AT_ONCE, longest))
 
+    def open(self) -> None:
+        """Begin to work, in the event loop."""
+        for run in self._saved:
+            self.store.show(job_of(run))
+        if self._engine is not None:
+            self._engine.start()
+
+    @property
+    def policy(self) -> Policy:
+        if self._policy is None:
+            raise NO_MODEL
+        return self._policy
+
+    @property
+    def engine(self) -> EngineThread:
+        if self._engine is None:
+            raise NO_MODEL
+        return self._engine
+
+    @property
+    def has_model(self) -> bool:
+        return self._policy is not None
+
+    @property
+    def alive(self) -> bool:
+        """Whether everything works that this server has."""
+        return self._engine is None or self._engine.alive
+
+    @property
+    def tally(self) -> Tally:
+        return Tally() if self._engine is None else self._engine.tally
+
     @property
     def name(self) -> str:
         return self.policy.name
@@ -62,6 +104,7 @@ class Core:
         """Take a place, make the reward, hand the work to the engine; what is wrong with it is raised here."""
         if self.stopping:
             raise STOPPED
+        engine = self.engine
         steering = order.vectors or (None if order.steering is None else self.shelf.get(order.steering))
         settings = order.resolve(steering)
         tokens = order.tokens(settings)
@@ -71,12 +114,14 @@ class Core:
         if order.greedy and order.n > 1:
             raise ApiError(400, "at temperature 0 all responses are equal: leave n out.", param="n")
         check_columns(order.columns)
-        self.places.take(tokens, self.engine.tally.tokens_per_second)
+        self.places.take(tokens, engine.tally.tokens_per_second)
         job = None
         try:
-            reward = None if order.reward is None else await asyncio.to_thread(self.registry.make, order.reward)
+            reward, held_out = await asyncio.to_thread(
+                lambda: [self._reward(order.reward), self._reward(order.held_out)]
+            )
             common = Work("", settings, reward, order.columns, steering, order.greedy, not order.explicit)
-            common = replace(common, record=order.record)
+            common = replace(common, record=order.record, held_out=held_out)
             works = [
                 replace(common, prompt=prompt, strength=strength)
                 for prompt in order.prompts
@@ -85,18 +130,21 @@ class Core:
             job = Job(kind, works, tokens, owner, about)
             job.at_end += [lambda: self.places.give_back(tokens), lambda: self._jobs.discard(job)]
             self._jobs.add(job)
-            if not self.engine.alive:
+            if not engine.alive:
                 job.fail(ApiError(503, "the engine of this server has stopped.", code="engine_stopped", retry=True))
             else:
-                self.engine.submit(job)
+                engine.submit(job)
             await job.accepted()
         except BaseException:
             if job is None:
                 self.places.give_back(tokens)
             else:
-                self.engine.cancel(job)
+                engine.cancel(job)
             raise
         return job
+
+    def _reward(self, body: RewardBody | None):
+        return None if body is None else self.registry.make(body)
 
     def cancel(self, job: Job) -> None:
         if not job.over:
@@ -120,7 +168,8 @@ class Core:
         self.stopping = True
         self.tell_all()
         self.registry.close()
-        self.engine.stop()
+        if self._engine is not None:
+            self._engine.stop()
 
     def judge(self) -> Judge | None:
         """Who reads responses for the panel, loaded when first asked for; not in the event loop."""
@@ -145,7 +194,7 @@ class Core:
         }
 
     def status(self) -> dict:
-        tally = self.engine.tally
+        tally = self.tally
         return {
             "rows_in_flight": tally.rows,
             "tokens_per_second": tally.tokens_per_second,

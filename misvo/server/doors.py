@@ -19,7 +19,9 @@ from misvo.server.metrics import Metrics
 from misvo.server.sse import Left
 
 log = logging.getLogger("misvo-server")
-OPEN = "/health"
+OPEN = ("/", "/health")  # and the files of the studio, which hold no secrets
+OPEN_FOLDER = "/studio/"
+UPLOADS = "/misvo/v1/steerings/"  # what is PUT there may be larger than other bodies
 
 
 class Watch:
@@ -90,7 +92,7 @@ class Doors:
             own = hosts and origin.partition("://")[2] == hosts[0]
             if not own and origin not in self.origins:
                 raise ApiError(403, "pages of this origin may not call this server.", code="origin_not_allowed")
-        if not self.keys or scope["path"] == OPEN:
+        if not self.keys or scope["path"] in OPEN or scope["path"].startswith(OPEN_FOLDER):
             return ""
         given = keys[0].partition(" ")[2] if len(keys) == 1 and keys[0][:7].lower() == "bearer " else ""
         digest = _digest(given.strip().encode("utf-8", "surrogateescape"))
@@ -123,9 +125,11 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        too_large = ApiError(413, f"the body is larger than {self.limits.body} bytes.", code="body_too_large")
+        upload = scope["method"] == "PUT" and scope["path"].startswith(UPLOADS)
+        most = self.limits.upload if upload else self.limits.body
+        too_large = ApiError(413, f"the body is larger than {most} bytes.", code="body_too_large")
         told = _header(scope, b"content-length")
-        if any(not text.isdecimal() or int(text[:20]) > self.limits.body for text in told):
+        if any(not text.isdecimal() or int(text[:20]) > most for text in told):
             await _refuse(too_large, scope, receive, send)
             return
         # The body is gathered here, so that whatever reads it later reads a whole one or none.
@@ -142,7 +146,7 @@ class BodyLimit:
                 return
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            if len(body) > self.limits.body:
+            if len(body) > most:
                 await _refuse(too_large, scope, receive, send)
                 return
         whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]

@@ -20,6 +20,7 @@ from misvo.result import Result
 from misvo.server.errors import ApiError
 from misvo.server.jobs import Job, Part, Work
 from misvo.session import Handle, Session
+from misvo.story import story
 
 log = logging.getLogger("misvo-server")
 RESTARTS = 3  # in a row, without a step that went well
@@ -182,7 +183,7 @@ class EngineThread:
             recorder = None
         else:
             recorder = Recorder() if work.record else None
-            handle = self._session.add(work.prompt, work.reward, settings, work.columns, recorder)
+            handle = self._session.add(work.prompt, work.reward, settings, work.columns, recorder, work.held_out)
         return Part(work, handle.run.settings, tokens, recorder, handle.result), handle
 
     def _cancel(self, job: Job) -> None:
@@ -229,16 +230,16 @@ class EngineThread:
 
     @staticmethod
     def _hand_over(job: Job, handles: list[Handle]) -> None:
-        """Results, and which of their responses is the best: that looks at all of them, so not in the event loop."""
+        """Results, the best of their responses, their story: that looks at all of them, so not in the event loop."""
         found = []
         for handle in handles:
             result = handle.result
             scored = isinstance(result, Result) and any(one.reward is not None for one in result.candidates)
-            found.append((result, result.best if scored else None))
+            found.append((result, *((result.best, story(result)) if scored else (None, []))))
 
         def change() -> None:
-            for part, (result, best) in zip(job.parts, found, strict=True):
-                part.result, part.best = result, best
+            for part, (result, best, told) in zip(job.parts, found, strict=True):
+                part.result, part.best, part.story = result, best, told
 
         job.report(change)
 

@@ -19,6 +19,7 @@ from misvo.server.config import Config
 from misvo.server.errors import ApiError, of
 from misvo.settings import Settings
 from misvo.steering import Steering
+from misvo.story import nats_per_token
 from misvo.text_policy import Samples
 
 State = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
@@ -37,6 +38,7 @@ class Work:
     clip: bool = False  # the client named no length: what does not fit the model's context is left out
     strength: float = 1.0
     record: bool = False  # log-probabilities, and the vectors behind answers
+    held_out: Callable | None = None  # scores the responses too, and is not optimised
 
 
 @dataclass
@@ -49,6 +51,8 @@ class Part:
     recorder: Recorder | None
     result: Result | Samples | None = None  # that of a run grows while it goes on
     best: Candidate | None = None  # once it is over
+    story: list[str] = field(default_factory=list)  # what happened, in sentences; once it is over
+    fluency: dict[tuple[int, int], float | None] = field(default_factory=dict)  # by step and rollout, once asked for
 
 
 class Job:
@@ -64,6 +68,20 @@ class Job:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._accepted = False
+
+    @classmethod
+    def finished_before(cls, id: str, part: Part, ended: float, about: dict) -> "Job":
+        """A run that another process has done: its rows as events, as if they had been followed here."""
+        job = cls("run", [part.work], 0, about=about)
+        assert isinstance(part.result, Result)
+        rows = [measured(row, part.settings.rollouts) for row in part.result.trace]
+        seconds = sum(sum(row["seconds"].values()) for row in rows)
+        job.id, job.parts, job.state, job._accepted = id, [part], "completed", True
+        job.created = job.started = ended - seconds
+        job.ended = ended
+        steps = [{"type": "step", "prompt": 0, "row": row, "seconds_left": 0.0} for row in rows]
+        job.events = [{"type": "started"}, *steps, {"type": "completed"}]
+        return job
 
     @property
     def over(self) -> bool:
@@ -94,6 +112,7 @@ class Job:
             self._tell({"type": "started"})
 
     def step(self, index: int, row: dict) -> None:
+        row = measured(row, self.parts[index].settings.rollouts)
         self._tell({"type": "step", "prompt": index, "row": row, "seconds_left": self._left(row, index)})
 
     def complete(self) -> None:
@@ -147,12 +166,23 @@ class Job:
             await self._changed.wait()
 
 
+def measured(row: dict, rollouts: int) -> dict:
+    """A trace row with its KL, and the budget where there is one, by token."""
+    if "tokens" not in row:
+        return row
+    row = {**row, "kl_per_token": nats_per_token(row, rollouts)}
+    if row.get("kl_budget") is not None:
+        row["kl_budget_per_token"] = nats_per_token({**row, "kl": row["kl_budget"]}, rollouts)
+    return row
+
+
 class Store:
-    """Jobs by their ids. The oldest that are over go first; those under way always stay."""
+    """Jobs by their ids. The oldest that are over go first; those under way, and those of the operator, always stay."""
 
     def __init__(self, config: Config):
         self.config = config
         self._jobs: dict[str, Job] = {}
+        self._shown: dict[str, Job] = {}  # the operator's, for everybody to see
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -161,8 +191,13 @@ class Store:
         self._jobs[job.id] = job
         self.tidy()
 
+    def show(self, job: Job) -> None:
+        self._shown[job.id] = job
+
     def get(self, id: str, owner: str, kind: str) -> Job:
         self.tidy()
+        if id in self._shown and id.startswith(f"{kind}-"):
+            return self._shown[id]
         job = self._jobs.get(id)
         if job is None or job.owner != owner or not id.startswith(f"{kind}-"):
             raise ApiError(404, "there is nothing by this id, or no longer.", code="not_found")
@@ -171,9 +206,12 @@ class Store:
     def of(self, owner: str, kind: str) -> list[Job]:
         """The newest first."""
         self.tidy()
-        return [job for job in reversed(self._jobs.values()) if job.owner == owner and job.id.startswith(f"{kind}-")]
+        own = [job for job in reversed(self._jobs.values()) if job.owner == owner]
+        return [job for job in (*own, *self._shown.values()) if job.id.startswith(f"{kind}-")]
 
     def drop(self, job: Job) -> None:
+        if job.id in self._shown:
+            raise ApiError(409, "the operator of this server shows this run: it stays.", code="shown")
         self._jobs.pop(job.id, None)
 
     def tidy(self) -> None:

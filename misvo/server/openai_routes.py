@@ -70,7 +70,8 @@ def owner_of(request: Request) -> str:
 @router.get("/v1/models", tags=["OpenAI"])
 async def models(request: Request) -> Reply:
     """The model of this server."""
-    return Reply({"object": "list", "data": [_model(core_of(request))]})
+    core = core_of(request)
+    return Reply({"object": "list", "data": [_model(core)] if core.has_model else []})
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"])

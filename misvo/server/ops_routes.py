@@ -21,7 +21,7 @@ STYLE = (
 async def health(request: Request) -> Reply:
     """200 while the engine's thread lives and the server takes requests, else 503."""
     core = core_of(request)
-    alive = core.engine.alive
+    alive = core.alive
     state = "stopping" if core.stopping else "ok" if alive else "the engine has stopped"
     return Reply({"status": state}, 200 if alive and not core.stopping else 503)
 
@@ -30,8 +30,8 @@ async def health(request: Request) -> Reply:
 async def metrics(request: Request) -> PlainTextResponse:
     """Figures for Prometheus."""
     core = core_of(request)
-    tally, places = core.engine.tally, core.places
-    text = core.metrics.text(tally, places.taken, places.tokens, len(core.store), core.engine.alive)
+    tally, places = core.tally, core.places
+    text = core.metrics.text(tally, places.taken, places.tokens, len(core.store), core.alive)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 

@@ -1,7 +1,7 @@
 """From what a body says to work for the engine: prompts, settings, weight. Cheap, and done before a place is taken."""
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from misvo.errors import MisvoError
 from misvo.prompts import Prompt
@@ -14,7 +14,7 @@ from misvo.steering import Steering
 from misvo.text_policy import sample_settings
 
 CHARACTERS = 64  # of a prompt for each token that it may have: more is refused before it is read
-BESIDE = {"reward", "columns", "preset", "steering", "strength"}  # of Steer, no settings
+BESIDE = {"reward", "held_out", "columns", "preset", "steering", "strength"}  # of Steer, no settings
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Order:
     greedy: bool = False
     n: int = 1
     record: bool = False
+    held_out: RewardBody | None = None  # scores the responses too, and is not optimised
 
     @property
     def seed(self) -> int:
@@ -147,7 +148,8 @@ def of_run(body: Run, config: Config) -> Order:
         raise ApiError(400, "a run needs a reward: /misvo/v1/generate samples without one.", param="reward")
     sampler = _sampler(body.temperature, body.top_p, body.stop)
     prompt = messages(body.prompt)
-    return _order([prompt], body, config, 1, None, body.max_new_tokens, sampler, body.raw, True)
+    order = _order([prompt], body, config, 1, None, body.max_new_tokens, sampler, body.raw, True)
+    return replace(order, held_out=body.held_out)
 
 
 def of_generate(body: Generate, config: Config, vectors: Steering | None) -> Order:

@@ -54,20 +54,29 @@ class Registry:
 
     def make(self, body: RewardBody):
         """A reward of a request's own; it may take a while, so not in the event loop."""
+        terms = self._labelled(body)
+        parts = {label: self._part(term) for label, term in terms.items()}
+        if len(parts) == 1 and all(term.weight == 1.0 for term in terms.values()):
+            reward = next(iter(parts.values()))
+            return reward.fresh() if isinstance(reward, Guarded) else reward  # an owner of its own in the session
+        return Combined(parts, {label: term.weight for label, term in terms.items()})
+
+    def weights(self, body: RewardBody | None) -> dict[str, float]:
+        """What each part of a reward is called, and how much it weighs."""
+        return {} if body is None else {label: term.weight for label, term in self._labelled(body).items()}
+
+    def _labelled(self, body: RewardBody) -> dict[str, Term]:
         terms = [_term(term) for term in terms_of(body)]
         if not 1 <= len(terms) <= MOST_PARTS:
             raise ApiError(400, f"a reward has from 1 to {MOST_PARTS} parts.", param="misvo.reward")
-        parts, weights = {}, {}
+        labelled: dict[str, Term] = {}
         for term in terms:
             label = term.label or (term.name if term.kind == "name" else term.kind) or ""
             if not NAME.fullmatch(label):
                 raise ApiError(400, "a label has letters, digits, blanks and . _ + - only.", param="misvo.reward")
-            label = next(free for free in (label, *(f"{label}_{i}" for i in range(2, 99))) if free not in parts)
-            parts[label], weights[label] = self._part(term), term.weight
-        if len(parts) == 1 and terms[0].weight == 1.0:
-            reward = next(iter(parts.values()))
-            return reward.fresh() if isinstance(reward, Guarded) else reward  # an owner of its own in the session
-        return Combined(parts, weights)
+            label = next(free for free in (label, *(f"{label}_{i}" for i in range(2, 99))) if free not in labelled)
+            labelled[label] = term
+        return labelled
 
     def _part(self, term: Term):
         kind, argument = term.kind, term.argument(term.kind)

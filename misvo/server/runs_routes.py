@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Annotated
+from itertools import groupby
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
 
 from misvo import invasiveness
 from misvo.alternatives import alternatives
@@ -12,12 +14,14 @@ from misvo.errors import MisvoError
 from misvo.result import Result
 from misvo.sampling import sampler_of
 from misvo.server import answers as made
-from misvo.server import orders, sse
+from misvo.server import orders, run_views, sse
 from misvo.server.bodies import Panel, Run
 from misvo.server.core import Core
 from misvo.server.errors import ApiError, Reply
 from misvo.server.jobs import Job
 from misvo.server.openai_routes import core_of, owner_of
+from misvo.server.shelf import steering_of
+from misvo.server.steering_routes import steering_file_of
 
 router = APIRouter(prefix="/misvo/v1/runs", tags=["runs"])
 KIND = "run"
@@ -30,20 +34,26 @@ async def start(body: Run, request: Request) -> Reply:
     core = core_of(request)
     core.check_model(body.model)
     order = orders.of_run(body, core.config)
-    job = await sse.attended(request, core.start(order, KIND, owner_of(request), {"seed": order.seed}))
+    asked = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    about = {
+        "seed": order.seed,
+        "request": asked | {"seed": order.seed},
+        "weights": core.registry.weights(order.reward),
+    }
+    job = await sse.attended(request, core.start(order, KIND, owner_of(request), about))
     core.store.keep(job)
-    return Reply(_state(job), 202, {"Location": f"/misvo/v1/runs/{job.id}"})
+    return Reply(_state(request, job), 202, {"Location": f"/misvo/v1/runs/{job.id}"})
 
 
 @router.get("")
 async def all_runs(request: Request) -> Reply:
     """The runs that can be looked up, the newest first."""
-    return Reply({"runs": [_state(job) for job in core_of(request).store.of(owner_of(request), KIND)]})
+    return Reply({"runs": [_state(request, job) for job in core_of(request).store.of(owner_of(request), KIND)]})
 
 
 @router.get("/{id}")
 async def state(id: str, request: Request) -> Reply:
-    return Reply(_state(_job(request, id)))
+    return Reply(_state(request, _job(request, id)))
 
 
 @router.post("/{id}/cancel")
@@ -51,14 +61,14 @@ async def cancel(id: str, request: Request) -> Reply:
     job = _job(request, id)
     core_of(request).cancel(job)
     await sse.attended(request, job.finished())
-    return Reply(_state(job))
+    return Reply(_state(request, job))
 
 
 @router.delete("/{id}")
 async def delete(id: str, request: Request) -> Reply:
     core, job = core_of(request), _job(request, id)
-    core.cancel(job)
     core.store.drop(job)
+    core.cancel(job)
     return Reply({"id": id, "deleted": True})
 
 
@@ -74,7 +84,7 @@ async def events(
     async def lines() -> AsyncIterator[str]:
         async for number, event in job.follow(after + 1):
             if number == 0 or event["type"] != "step":
-                event = {**event, "run": _state(job)}
+                event = {**event, "run": _state(request, job)}
             yield sse.data(event, id=number)
 
     def over(left: bool) -> None:
@@ -89,14 +99,22 @@ async def candidates(
     id: str,
     request: Request,
     offset: Annotated[int, Query(ge=0, lt=2**31)] = 0,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Annotated[int, Query(ge=1, le=5000)] = 100,
     step: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
+    fields: Annotated[Literal["all", "light"], Query(description="light: without what there is of each token.")] = (
+        "all"
+    ),
 ) -> Reply:
     """Responses with their rewards and token KLs, in the order in which they were sampled."""
-    result = _result(_job(request, id))
+    job = _job(request, id)
+    result, part = _result(job), job.parts[0]
     found = [c for c in list(result.candidates) if step is None or c.step == step]
-    rows = [vars(candidate) | {"kl": candidate.kl} for candidate in found[offset : offset + limit]]
-    return Reply({"total": len(found), "offset": offset, "candidates": rows})
+
+    def told() -> Reply:
+        rows = [run_views.row(one, part, fields == "light") for one in found[offset : offset + limit]]
+        return Reply({"total": len(found), "offset": offset, "candidates": rows})
+
+    return await asyncio.to_thread(told)
 
 
 @router.get("/{id}/candidates/{step}/{rollout}")
@@ -105,7 +123,8 @@ async def candidate(
 ) -> Reply:
     """One response, token by token: its text, KL, log-probabilities, and the tokens promoted and demoted there."""
     core, job = core_of(request), _job(request, id)
-    result, recorder = _result(job), job.parts[0].recorder
+    result, part = _result(job), job.parts[0]
+    recorder = part.recorder
     found = [c for c in result.candidates if (c.step, c.rollout) == (step, rollout)]
     if not found:
         raise ApiError(404, "there is no such response in this run.", code="not_found")
@@ -115,8 +134,8 @@ async def candidate(
     if tokens and vectors is not None and answer.tokens:
         sampler, read = sampler_of(result.settings, core.policy.ends), tuple(result.prompt_ids)
         moved = await core.call(lambda: alternatives(core.policy, read, answer.tokens, vectors, sampler, tokens))
-    pieces = [core.policy.spell(token) for token in answer.tokens]
-    told = vars(found[0]) | {"kl": found[0].kl, "pieces": pieces, "moved": moved}
+    pieces = await asyncio.to_thread(run_views.pieces, core, part, found[0])
+    told = run_views.row(found[0], part) | {"pieces": pieces, "moved": moved}
     return Reply(told | {"logprobs": answer.logprobs, "ref_logprobs": answer.ref_logprobs})
 
 
@@ -132,11 +151,45 @@ async def panel(id: str, body: Panel, request: Request) -> Reply:
     """What steering did to the responses: reward, a held-out one, KL, fluency, coherence, diversity."""
     core, job = core_of(request), _job(request, id)
     finished = _finished(job)
-    core.places.take(job.tokens, core.engine.tally.tokens_per_second)
+    core.places.take(job.tokens, core.tally.tokens_per_second)
     try:
         return await asyncio.to_thread(_panel, core, finished, body, job)
     finally:
         core.places.give_back(job.tokens)
+
+
+@router.post("/{id}/fluency")
+async def fluency(id: str, request: Request) -> Reply:
+    """How fluent the judge (`--judge`) finds every response, in nats per token; rows of candidates then have it too."""
+    core, job = core_of(request), _job(request, id)
+    finished, part = _finished(job), job.parts[0]
+    if core.config.judge is None:
+        raise ApiError(409, "this server has no judge: start it with --judge MODEL.", code="no_judge", retry=False)
+    core.places.take(job.tokens, core.tally.tokens_per_second)
+    try:
+        judge = await sse.attended(request, asyncio.to_thread(core.judge))
+        assert judge is not None
+        for _, group in groupby(
+            finished.candidates, key=lambda candidate: candidate.step
+        ):  # a client may leave between
+            some = [one for one in group if (one.step, one.rollout) not in part.fluency]
+            asked = [finished.prompt] * len(some), [one.text for one in some]
+            found = await sse.attended(request, asyncio.to_thread(judge.fluency, *asked))
+            part.fluency |= {(one.step, one.rollout): value for one, value in zip(some, found, strict=True)}
+    finally:
+        core.places.give_back(job.tokens)
+    rows = [{"step": step, "rollout": rollout, "fluency": value} for (step, rollout), value in part.fluency.items()]
+    return Reply({"judge": judge.name, "candidates": rows})
+
+
+@router.get("/{id}/safetensors")
+async def weights(id: str, request: Request) -> Response:
+    """The vectors of a run that is over, as a file."""
+    return await steering_file_of(steering_of(_job(request, id)), id)
+
+
+def _state(request: Request, job: Job) -> dict:
+    return run_views.state(core_of(request), job)
 
 
 def _panel(core: Core, finished: Result, body: Panel, job: Job) -> Reply:
@@ -164,32 +217,3 @@ def _finished(job: Job) -> Result:
     if job.parts and job.parts[0].best is None:
         raise MisvoError("no response of this run has a reward.")
     return _result(job)
-
-
-def _state(job: Job) -> dict:
-    """Where a run stands, and, once it is over, what came of it."""
-    work = job.works[0]
-    settings = job.parts[0].settings if job.parts else work.settings
-    rows = [event["row"] for event in job.events if event["type"] == "step"]
-    told = {
-        "id": job.id,
-        "state": job.state,
-        "created": int(job.created),
-        "seconds": job.seconds,
-        "prompt": work.prompt,
-        "settings": settings.to_dict(),
-        "steps_done": len(rows),
-        "last": rows[-1] if rows else None,
-        "events": len(job.events),
-        "error": None if job.error is None else job.error.body()["error"],
-        "answer": None,
-    }
-    result, best = (job.parts[0].result, job.parts[0].best) if job.parts else (None, None)
-    if isinstance(result, Result) and best is not None:
-        reference = result.reference
-        told["answer"] = vars(best) | {"kl": best.kl}
-        told["reference"] = None if reference is None else vars(reference) | {"kl": reference.kl}
-        told["usage"] = made.usage(job) | made.cost(job, [made.of_candidate(best, None)])
-        told["steering"] = result.steering is not None
-        told["kl_ref"] = None if result.kl_ref is None else result.kl_ref.total
-    return told

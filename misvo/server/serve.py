@@ -6,6 +6,7 @@ signal does not wait.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import uvicorn
 from fastapi import FastAPI
@@ -18,14 +19,19 @@ TELLING = 2.0  # seconds of the grace time that are for telling clients
 
 
 class Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, core: Core, grace: float):
+    def __init__(self, config: uvicorn.Config, core: Core, grace: float, on_start: Callable[[int], None]):
         super().__init__(config)
-        self.core, self.grace = core, grace
+        self.core, self.grace, self.on_start = core, grace, on_start
         self._draining: asyncio.Task | None = None
 
     def handle_exit(self, sig, frame) -> None:
         self.core.stopping = True
         super().handle_exit(sig, frame)
+
+    async def startup(self, sockets=None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_start(self.servers[0].sockets[0].getsockname()[1])
 
     async def shutdown(self, sockets=None) -> None:
         self._draining = asyncio.ensure_future(self.core.drain(max(0.0, self.grace - TELLING)))
@@ -33,7 +39,8 @@ class Server(uvicorn.Server):
         self._draining.cancel()
 
 
-def run(app: FastAPI, host: str, port: int, grace: float) -> None:
+def run(app: FastAPI, host: str, port: int, grace: float, on_start: Callable[[int], None]) -> None:
+    """Until a signal comes; `on_start` hears of the port, which the system chooses where it is 0."""
     logging.basicConfig(level=logging.INFO, format="misvo: %(message)s")
     for chatty in ("httpx", "httpx2", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -51,7 +58,9 @@ def run(app: FastAPI, host: str, port: int, grace: float) -> None:
         ws="none",
         lifespan="on",
     )
-    server = Server(config, app.state.core, grace)
+    server = Server(config, app.state.core, grace, on_start)
     server.run()
     if not server.started:
-        raise MisvoError(f"the server could not be started at {host}:{port}: is the port taken?")
+        raise MisvoError(
+            f"the server could not be started at {host}:{port}: is the port taken? --port 0 takes a free one."
+        )

@@ -5,8 +5,6 @@ import shutil
 import threading
 import time
 
-import safetensors.torch
-
 from misvo.errors import MisvoError
 from misvo.policy import Policy
 from misvo.server.config import Config
@@ -18,7 +16,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Shelf:
-    def __init__(self, policy: Policy, config: Config):
+    def __init__(self, policy: Policy | None, config: Config):
         self.policy, self.folder, self.most = policy, config.steerings, config.most_steerings
         self._lock = threading.Lock()
         self._saved: dict[str, tuple[Steering, float]] = {}
@@ -27,7 +25,8 @@ class Shelf:
             for path in sorted(self.folder.iterdir()):
                 if NAME.fullmatch(path.name) and path.is_dir():
                     steering = Steering.from_pretrained(path)
-                    steering.check(policy)
+                    if policy is not None:
+                        steering.check(policy)
                     self._saved[path.name] = (steering, path.stat().st_mtime)
 
     def get(self, name: str) -> Steering:
@@ -75,12 +74,6 @@ class Shelf:
             del self._saved[name]
             if self.folder is not None:
                 shutil.rmtree(self.folder / name)
-
-    def weights(self, name: str) -> bytes:
-        """As a file of safetensors."""
-        steering = self.get(name)
-        metadata = {"head": steering.head or "", "tie": steering.tie, "model": str(steering.metadata.get("model"))}
-        return safetensors.torch.save({"vectors": steering.vectors.contiguous()}, metadata)
 
 
 def steering_of(job: Job) -> Steering:
