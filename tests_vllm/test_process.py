@@ -170,3 +170,44 @@ def test_vllm_ends_with_whoever_started_it(tiny, tmp_path):
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
         assert time.monotonic() < deadline, "vLLM is an orphan"
         time.sleep(0.5)
+
+
+INTERRUPTED = """
+import sys, misvo
+if __name__ == "__main__":
+    options = {"engine": "vllm", "own_process": True, "max_model_len": 256}
+    try:
+        misvo.Policy.from_pretrained(sys.argv[1], **options)
+    except KeyboardInterrupt:
+        print("STOPPED", flush=True)
+    policy = misvo.Policy.from_pretrained(sys.argv[1], **options)
+
+    def reward(completions, **_):
+        return [float(len(text) % 7) for text in completions]
+
+    def on_step(index, row):
+        if row["step"] == 2:
+            print("STEERS", flush=True)
+
+    try:
+        misvo.steer(policy, "a b", reward, rollouts=4, steps=100000, max_new_tokens=16, on_step=on_step)
+    except KeyboardInterrupt as interrupt:
+        print("KEPT", len(interrupt.result.trace), flush=True)
+"""
+
+
+def test_ctrl_c_while_it_loads_and_while_it_decodes(tiny, tmp_path):
+    """All processes of a terminal hear it, those of vLLM too. Loading ends; what was steered until then is kept."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    command = [sys.executable, str(tmp_path / "interrupted.py"), tiny()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as driver:
+        said = iter(driver.stdout.readline, "")
+        while len(psutil.Process(driver.pid).children()) < 2:  # a tracker of Python's own, and vLLM
+            time.sleep(0.5)
+        time.sleep(2)
+        os.killpg(driver.pid, signal.SIGINT)
+        assert any(line == "STOPPED\n" for line in said)
+        assert any(line == "STEERS\n" for line in said)
+        os.killpg(driver.pid, signal.SIGINT)
+        (kept,) = [int(line.split()[1]) for line in said if line.startswith("KEPT")]
+    assert kept >= 3

@@ -139,10 +139,16 @@ class VllmHost:
             self._left.pop(name, None)
             if name in self._over:
                 self._over.remove(name)
-            if self.dead is None:
+            if self.dead is not None:
+                return
+            try:
                 with self._talking():
                     self.vllm.abort_request([_row(name, rollout) for rollout in range(rows)])
                     self.call("cancel", name)
+            except MisvoError:
+                if self.dead is None:
+                    raise
+                # It died on the way, as by a Ctrl-C that its processes heard too, and the job with it.
 
     def release(self, name: str) -> None:
         """Records that nobody holds any more: dropped at the next call, since this may come from anywhere."""

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -90,10 +92,34 @@ def start(options: dict) -> Any:
     except TypeError as error:
         raise MisvoError(f"vLLM has no such option: {first_line(error)}.") from error
     try:
-        with _environment(OWN_PROCESS, str(int(own_process))):
+        with _environment(OWN_PROCESS, str(int(own_process))), _heard_ctrl_c():
             return LLMEngine.from_engine_args(arguments, enable_multiprocessing=own_process)
     except Exception as error:  # a format, a device, memory: each has errors of its own
         raise MisvoError(f"vLLM could not load {options['model']!r}: {short(first_line(error), 300)}") from error
+
+
+class _CtrlC(BaseException):
+    pass
+
+
+@contextmanager
+def _heard_ctrl_c() -> Iterator[None]:
+    """vLLM swallows a KeyboardInterrupt while it starts, and then waits for processes that heard the same Ctrl-C."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):  # or it is ignored
+        yield
+        return
+
+    def stop(*_):
+        raise _CtrlC
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    except _CtrlC:
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
