@@ -31,10 +31,10 @@ def browser():
 
 @pytest.fixture
 def visit(browser):
-    """visit(address, allow=(), **context) gives a page that is ready; what it did wrong fails the test at its end."""
+    """visit(address, allow=(), ready=True, **context) gives a page; what it did wrong fails the test at its end."""
     wrong, contexts = [], []
 
-    def open_page(address: str, allow: tuple[str, ...] = (), **options) -> Page:
+    def open_page(address: str, allow: tuple[str, ...] = (), ready: bool = True, **options) -> Page:
         origin = urlsplit(address)[:2]
         context = browser.new_context(**options)
         context.set_default_timeout(PATIENCE)
@@ -53,7 +53,8 @@ def visit(browser):
         page.on("console", on_console)
         page.on("pageerror", lambda error: wrong.append(f"an error: {error}"))
         page.goto(address)
-        page.wait_for_selector("body[data-ready=yes]")
+        if ready:
+            page.wait_for_selector("body[data-ready=yes]")
         return page
 
     yield open_page

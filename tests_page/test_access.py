@@ -32,7 +32,7 @@ def test_a_run_is_for_everybody(viewer, visit, scheme):
     page = visit(of(viewer, "real"), color_scheme=scheme)
     run_is_shown(page)
     wrong, found = faults(page)
-    assert wrong == dict.fromkeys(FAULTS, [])
+    assert wrong == {name: [] for name in FAULTS}
     assert (found["language"], found["firsts"]) == ("en", 1)
 
 
@@ -41,7 +41,7 @@ def test_the_form_is_for_everybody(smollm2_server, visit, scheme):
     page = visit(smollm2_server.url, color_scheme=scheme)
     expect(page.get_by_test_id("steer")).to_be_visible()
     wrong, _ = faults(page)
-    assert wrong == dict.fromkeys(FAULTS, [])
+    assert wrong == {name: [] for name in FAULTS}
 
 
 def test_the_checks_find_what_is_wrong(viewer, visit):
