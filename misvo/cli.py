@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from misvo import __version__, cli_help, cli_options, cli_saved, cli_serve
+from misvo import __version__, cli_fit, cli_help, cli_options, cli_saved, cli_serve
 from misvo.cli_process import plain_warnings, quiet_libraries
 from misvo.errors import MisvoError, cut
 from misvo.settings import COSTS, ENGINES, METHODS, Settings
@@ -252,6 +252,7 @@ def profile(
 app.command()(cli_saved.rescore)
 app.command()(cli_saved.export)
 app.command(cls=cli_saved.SeveralStrengths)(cli_saved.sample)
+app.command()(cli_fit.fit_reward)
 app.command()(cli_serve.serve)
 app.command()(cli_serve.studio)
 

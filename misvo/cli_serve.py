@@ -55,6 +55,13 @@ def _listen(
     ] = DEFAULTS.default_tokens,
     queue: Annotated[int, typer.Option(min=1, help="Requests that run or wait; one more gets 503.")] = LIMITS.queue,
     max_load: Annotated[int, typer.Option(min=1, help="Tokens (K·N·T) that all of them may decode.")] = LIMITS.load,
+    client_queue: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests of one client that run or wait; one more gets 429. [default: no limit]"),
+    ] = None,
+    client_load: Annotated[
+        int | None, typer.Option(min=1, help="Tokens (K·N·T) that those of one client may decode. [default: no limit]")
+    ] = None,
     max_request: Annotated[
         int, typer.Option(min=1, help="Tokens (K·N·T) that one request may decode.")
     ] = LIMITS.request,
@@ -105,8 +112,16 @@ def _listen(
         raise MisvoError("an API key is one word of plain letters, digits and signs.")
     if host not in LOOPBACK and not keys:
         typer.echo(f"misvo: everybody who reaches {host} may use this server: --api-key-file closes it.", err=True)
-    tokens = {"load": max_load, "request": max_request, "prompt_tokens": max_prompt_tokens}
-    limits = Limits(queue=queue, **tokens, body=max_body, upload=max_upload)
+    limits = Limits(
+        queue=queue,
+        load=max_load,
+        client_queue=client_queue,
+        client_load=client_load,
+        request=max_request,
+        prompt_tokens=max_prompt_tokens,
+        body=max_body,
+        upload=max_upload,
+    )
     config = Config(
         limits=limits,
         name=name or (Path(model).resolve().name if os.path.isdir(model) else model),

@@ -22,6 +22,7 @@ class Engine(Protocol):
     """An engine that decodes requests with an adapter, too, says so by `adapts = True`."""
 
     head: Head
+    max_rows: int  # that decode together; what asks for more waits
     drawn: int  # tokens, of all requests so far
 
     @property
@@ -44,6 +45,14 @@ class Engine(Protocol):
     def room(self, request: Request) -> bool:
         """Whether a request would begin at once."""
         ...
+
+    def written(self, ticket: Ticket) -> list[list[int]] | None:
+        """The tokens of each row of a request so far; None where an engine does not know them before the end."""
+        return None
+
+    def limit(self, rows: int) -> None:
+        """At most so many rows from now on; those that are in flight stay."""
+        self.max_rows = rows
 
     def forget(self, prompt: tuple[int, ...]) -> None:
         """Let go of what was kept of a prompt; no more requests of it will come."""

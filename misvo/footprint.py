@@ -6,6 +6,7 @@ Everything is linear in its sizes and nothing has the size K×T×V. The time is 
 the cache once, and a GPU cannot do that faster than its memory allows.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -168,7 +169,7 @@ def rows_that_fit(shape: Shape, settings: Settings, prompt: int, prompts: int, m
         at_once = min(prompts, most_open(rows, settings.rollouts))
         return sum(run_bytes(shape, settings, prompt, at_once, rows).values())
 
-    return next((rows for rows in range(MOST_ROWS, 1, -1) if needed(rows) <= memory), 1)
+    return 1 + bisect_right(range(2, MOST_ROWS + 1), memory, key=needed)  # more rows never need less
 
 
 # Sizes from the models' published configurations; 16-bit weights and caches, as in the paper.

@@ -177,6 +177,12 @@ class Session:
         self._hear_from_rewards(events, until)
         return events
 
+    def written(self, handle: Handle) -> list[list[int]] | None:
+        """The tokens so far of samples that are being drawn; None where they are not, or where nobody can tell."""
+        if isinstance(handle.run, Draw) and handle._tickets:
+            return self.engine.written(next(iter(handle._tickets)))  # it asks for all of them at once
+        return None
+
     def cancel(self, handle: Handle) -> None:
         """Take a prompt out: its rows leave the batch before the next token, and its memory is given back."""
         if not handle.ended:

@@ -5,13 +5,14 @@ import shlex
 import time
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import misvo
 from misvo import cli, rewards
-from misvo.rewards import pattern, specs
+from misvo.rewards import pattern, preference, specs
 
 # Of every reward here, one that loads without a model; each is bounded by the two numbers.
 CHECKABLE = {
@@ -232,7 +233,9 @@ def test_each_in_sums_and_wrappers(spec):
         )
 
 
-def test_the_list_has_every_name_with_an_example_that_loads():
+def test_the_list_has_every_name_with_an_example_that_loads(tmp_path, monkeypatch):
+    preference.write(tmp_path / "taste", torch.zeros(768), {})  # the folder that the example of `preference` names
+    monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(cli.app, ["list", "rewards"])
     assert done.exit_code == 0
     lines = [line.strip() for line in done.output.splitlines()]

@@ -15,7 +15,7 @@ from conftest import letter_reward, make_policy
 from serving import served
 
 import misvo
-from misvo.server import Config, Limits, sse
+from misvo.server import Config, Limits, doors, sse
 
 gate = threading.Event()
 
@@ -268,3 +268,42 @@ def test_the_extra_time_of_a_client(server):
     extra = sorted(over)[10] - sorted(own)[10]
     print(f"a client's extra time: {1000 * extra:.1f} ms over {1000 * sorted(own)[10]:.1f} ms")
     assert extra < 0.2  # ten times what it is on a machine that has nothing else to do
+
+
+@pytest.mark.parametrize("keys", [(), ("sesame", "tahini")])
+def test_one_client_may_hold_so_many_places(keys):
+    """By key, or by address where there are no keys; the others' places are theirs, and what was held comes back."""
+    limits = Limits(queue=8, client_queue=2, client_load=1000, load=10_000)
+    with served(make_policy(), REWARDS, Config(limits=limits, name="tiny", keys=keys)) as server, server.http() as http:
+        gate.clear()
+        run = {"prompt": "a", "reward": "waits", "rollouts": 2, "steps": 1, "max_new_tokens": 10}
+
+        def start(key="sesame", **more):
+            return http.post("/misvo/v1/runs", json={**run, **more}, headers={"Authorization": f"Bearer {key}"})
+
+        assert [start().status_code for _ in range(2)] == [202, 202]
+        refused = start()
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "client_full"
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert refused.headers["x-should-retry"] == "true" and 1 <= int(refused.headers["retry-after"]) <= 60
+        client = server.client(api_key="sesame")
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(**body(max_tokens=4))
+        if keys:  # another key has places of its own
+            assert [start("tahini").status_code for _ in range(3)] == [202, 202, 429]
+        gate.set()
+        server.idle()
+        assert not server.core.places._clients
+        gate.clear()
+        assert [start(steps=45).status_code for _ in range(2)] == [202, 429]  # 900 tokens each
+        threading.Timer(0.3, gate.set).start()
+        assert server.client(api_key="sesame", max_retries=40).completions.create(**body(max_tokens=40, n=10))
+        server.idle()
+
+
+def test_an_address_of_ipv6_is_its_network():
+    def client(host):
+        return doors._address({"client": (host, 1)})
+
+    assert client("2001:db8::1") == client("2001:db8::ffff:1") != client("2001:db8:0:1::1")
+    assert client("10.0.0.1") != client("10.0.0.2") and client("") == ""

@@ -83,6 +83,25 @@ def test_a_steered_answer_is_that_of_steer(client, alone):
     assert cost["answer_tokens"] == sum(row["tokens"] for row in told)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "best-of-n"},
+        {"method": "particles", "block": 3, "target_ess": 2},
+        {"method": "blockwise", "block": 2, "branches": 2},
+        {"method": "aisp", "sigma2": 0.2, "tie": "shared"},
+        {"method": "re-control", "value_steps": 1, "value_iterations": 3},
+    ],
+    ids=lambda options: options["method"],
+)
+def test_other_methods_are_those_of_steer(client, alone, options):
+    answer = ask(client, misvo={**STEER, **options}, n=3)
+    result = misvo.steer(alone, CHAT, letters, rollouts=4, steps=3, max_new_tokens=8, seed=3, **options)
+    assert answer.choices[0].message.content == result.text
+    assert answer.misvo["answers"][0]["reward"] == pytest.approx(result.reward, abs=1e-9)
+    assert answer.usage.completion_tokens == sum(len(candidate.tokens) for candidate in result.candidates)
+
+
 def test_the_n_best_are_in_order(client):
     """Under preset `paper` every response counts, so the rewards fall."""
     answer = ask(client, misvo={**STEER, "preset": "paper"}, n=6)
@@ -245,7 +264,7 @@ def test_roles_and_parts_of_text(client, alone):
         ({"extra_body": {"top_k": 5}}, "top_k"),
         ({"extra_body": {"misvo": {"rewrad": "letters"}}}, "misvo.rewrad"),
         ({"extra_body": {"misvo": {"value": "/etc", "reward": "letters"}}}, "misvo.value"),
-        ({"extra_body": {"misvo": {"method": "re-control", "reward": "letters"}}}, "misvo.method"),
+        ({"extra_body": {"misvo": {"method": "lora", "reward": "letters"}}}, "misvo.method"),
         ({"extra_body": {"misvo": {"rollouts": 4}}}, "misvo.rollouts"),
         ({"extra_body": {"misvo": {"reward": "letters", "steering": "x"}}}, "misvo.steering"),
         ({"temperature": 0, "extra_body": {"misvo": {"reward": "letters"}}}, "temperature"),

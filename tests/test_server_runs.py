@@ -301,7 +301,11 @@ def test_the_panel(http, finished, alone):
 
 def test_what_there_is_to_choose_from(http):
     settings = {row["name"]: row for row in http.get("/misvo/v1/settings").json()["settings"]}
-    assert settings["method"]["names"] == ["misvo", "best-of-n"] and settings["rollouts"]["default"] == 16
+    assert (
+        "particles" in settings["method"]["names"]
+        and "lora" not in settings["method"]["names"]
+        and settings["rollouts"]["default"] == 16
+    )
     assert "memory" not in settings and "value" not in settings
     assert [one["name"] for one in http.get("/misvo/v1/rewards").json()["rewards"]] == ["letters", "waits"]
     assert http.get("/misvo/v1/models").json()["models"][0]["hidden_size"] == 32

@@ -90,6 +90,10 @@ class TorchEngine(Engine):
         self._steps.flush()  # other jobs' distributions may wait beside those of this one
         self._batch.remove(job)
 
+    def written(self, ticket: Ticket) -> list[list[int]] | None:
+        job = self._jobs.get(ticket)
+        return None if job is None else job.rollouts.responses()
+
     def forget(self, prompt: tuple[int, ...]) -> None:
         self._prefixes.pop(prompt, None)
         self._stems.forget(prompt)

@@ -60,6 +60,13 @@ EMBEDDED = {
         "similarity:a quiet evening",
         "TEXT",
     ),
+    "preference": Embedded(
+        "misvo.rewards.preference",
+        "Preference",
+        "log-odds that people prefer it, learned from pairs by `misvo fit-reward`",
+        "preference:taste",
+        "FOLDER",
+    ),
     "words": Embedded(
         "misvo.rewards.words",
         "Words.from_spec",

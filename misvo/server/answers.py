@@ -7,6 +7,7 @@ from misvo.candidate import Candidate
 from misvo.policy import Policy
 from misvo.recorder import Recorder
 from misvo.result import Result
+from misvo.server.errors import ApiError
 from misvo.server.jobs import Job, Part
 from misvo.text import cut_at_tokens
 from misvo.text_policy import Samples
@@ -87,6 +88,13 @@ def of_candidate(candidate: Candidate, recorder: Recorder | None) -> Answer:
         candidate.rollout,
         candidate.changed,
     )
+
+
+def rest(text: str, told: str) -> str:
+    """What is left of an answer of which a part was told while it was being written."""
+    if not text.startswith(told):  # a tokenizer whose texts change behind the last word
+        raise ApiError(500, "the text that was streamed is not the answer: ask without stream.", code="stream_broken")
+    return text[len(told) :]
 
 
 def best(result: Result, n: int) -> list[Candidate]:

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from misvo.server.strict import Body, Strict
 from misvo.server.terms import RewardBody
 
+# Without lora, which trains weights, and without networks from folders: these are for the command line.
+Method = Literal["misvo", "best-of-n", "aisp", "re-control", "particles", "blockwise"]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Text = Annotated[str, Field(min_length=1, max_length=200)]
@@ -61,7 +63,7 @@ class Steer(Strict):
     reward: RewardBody | None = Field(None, description="A name, a declared reward, or a list of them: their sum.")
     columns: dict[str, Any] | None = Field(None, description="What the reward is told beside the responses.")
     preset: Literal["auto", "paper"] = "auto"
-    method: Literal["misvo", "best-of-n"] | None = None
+    method: Method | None = None
     rollouts: Count | None = Field(None, description="Responses per step (K).")
     steps: Count | None = Field(None, description="Steps (N).")
     kl_budget_per_token: Positive | None = Field(None, description="Nats per token that the model may move.")
@@ -84,6 +86,20 @@ class Steer(Strict):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_new_tokens: Annotated[int, Field(ge=0, le=10**6)] | None = None
     kl_ref: bool | None = None
+    damping: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    sigma2: Positive | None = Field(None, description="aisp: variance of the noise.")
+    alpha: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="aisp: 1 pulls nothing back.")
+    window: Count | None = Field(None, description="aisp: steer the first so many positions.")
+    mask_after_eos: bool | None = None
+    target_ess: Annotated[float, Field(ge=1, le=1e6)] | None = Field(None, description="Responses that count.")
+    greedy: bool | None = Field(None, description="aisp and re-control: take the most probable token.")
+    block: Count | None = Field(None, description="particles and blockwise: tokens between two looks at the rows.")
+    branches: Count | None = Field(None, description="blockwise: continuations of a block.")
+    proposal: str | None = Field(None, max_length=32)
+    potential: str | None = Field(None, max_length=32)
+    value_steps: Count | None = Field(None, description="re-control: steps that collect for its network.")
+    value_iterations: Annotated[int, Field(ge=0, le=100)] | None = None
+    value_step_size: Positive | None = None
     seed: Seed | None = None
     steering: Text | None = Field(None, description="The name of a saved steering.")
     strength: Strength | None = Field(None, description="What multiplies its vectors; 1 where it is left out.")

@@ -12,6 +12,8 @@ class Limits:
 
     queue: int = 64  # requests that run or wait; one more is refused
     load: int = 4_000_000  # tokens that all of them may decode
+    client_queue: int | None = None  # requests of one client that run or wait; None: as many as there are
+    client_load: int | None = None  # tokens that they may decode
     request: int = 1_000_000  # tokens that one of them may decode
     prompt_tokens: int = 8192
     body: int = 1 << 20  # bytes
@@ -23,8 +25,9 @@ class Limits:
 
     def __post_init__(self):
         for limit in fields(self):
-            if not getattr(self, limit.name) > 0:
-                raise MisvoError(f"the limit {limit.name} must be above 0, not {getattr(self, limit.name)!r}.")
+            value = getattr(self, limit.name)
+            if value is not None and not value > 0:
+                raise MisvoError(f"the limit {limit.name} must be above 0, not {value!r}.")
 
 
 @dataclass(frozen=True)

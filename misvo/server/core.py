@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from misvo.errors import MisvoError
-from misvo.footprint import MOST_ROWS
 from misvo.judge import Judge
 from misvo.policy import Policy
 from misvo.rewards import AnyReward, check_columns
 from misvo.server.config import Config
+from misvo.server.doors import Who
 from misvo.server.engine_thread import EngineThread, Tally
 from misvo.server.errors import ApiError
 from misvo.server.jobs import Job, Store, Work
@@ -23,9 +23,7 @@ from misvo.server.registry import Registry
 from misvo.server.saved import SavedRun, job_of, read
 from misvo.server.shelf import Shelf
 from misvo.server.terms import RewardBody
-from misvo.settings import Settings
 
-OPEN_AT_ONCE = 8  # prompts for which memory is reckoned
 NO_MODEL = ApiError(409, "this server shows finished runs and has no model.", code="no_model", retry=False)
 STOPPED = ApiError(503, "the server is being stopped.", code="stopping", retry_after=5, retry=True)
 
@@ -45,20 +43,12 @@ class Core:
         self._saved: list[SavedRun] = read(config.runs)
         self._engine: EngineThread | None = None
         if policy is not None:
-            self._engine = EngineThread(policy, config.max_rows or self._rows(), config.limits.prompt_tokens)
+            self._engine = EngineThread(policy, config.max_rows, config.limits.prompt_tokens)
         self.stopping = False
         self.created = int(time.time())
         self._jobs: set[Job] = set()
         self._judge: Judge | None = None
         self._lock = threading.Lock()
-
-    def _rows(self) -> int:
-        """As many rows as half of the free memory holds, where several requests of usual size are open."""
-        length, limits = self.config.default_tokens, self.config.limits
-        context = self.policy.context_length or limits.prompt_tokens
-        longest = max(1, min(limits.prompt_tokens, context) - length)
-        settings = Settings.from_preset(max_new_tokens=length).for_model(self.policy.own_sampler)
-        return min(MOST_ROWS, self.policy.rows_that_fit(None, settings, OPEN_AT_ONCE, longest))
 
     def open(self) -> None:
         """Begin to work, in the event loop."""
@@ -100,7 +90,7 @@ class Core:
         if name is not None and name != self.name:
             raise ApiError(404, f"this server has the model {self.name!r} only.", param="model", code="model_not_found")
 
-    async def start(self, order: Order, kind: str, owner: str, about: dict | None = None) -> Job:
+    async def start(self, order: Order, kind: str, who: Who, about: dict | None = None) -> Job:
         """Take a place, make the reward, hand the work to the engine; what is wrong with it is raised here."""
         if self.stopping:
             raise STOPPED
@@ -114,21 +104,21 @@ class Core:
         if order.greedy and order.n > 1:
             raise ApiError(400, "at temperature 0 all responses are equal: leave n out.", param="n")
         check_columns(order.columns)
-        self.places.take(tokens, engine.tally.tokens_per_second)
+        self.places.take(who.client, tokens, engine.tally.tokens_per_second)
         job = None
         try:
             reward, held_out = await asyncio.to_thread(
                 lambda: [self._reward(order.reward), self._reward(order.held_out)]
             )
             common = Work("", settings, reward, order.columns, steering, order.greedy, not order.explicit)
-            common = replace(common, record=order.record, held_out=held_out)
+            common = replace(common, record=order.record, held_out=held_out, live=order.live)
             works = [
                 replace(common, prompt=prompt, strength=strength)
                 for prompt in order.prompts
                 for strength in order.strengths
             ]
-            job = Job(kind, works, tokens, owner, about)
-            job.at_end += [lambda: self.places.give_back(tokens), lambda: self._jobs.discard(job)]
+            job = Job(kind, works, tokens, who.owner, about)
+            job.at_end += [lambda: self.places.give_back(who.client, tokens), lambda: self._jobs.discard(job)]
             self._jobs.add(job)
             if not engine.alive:
                 job.fail(ApiError(503, "the engine of this server has stopped.", code="engine_stopped", retry=True))
@@ -137,7 +127,7 @@ class Core:
             await job.accepted()
         except BaseException:
             if job is None:
-                self.places.give_back(tokens)
+                self.places.give_back(who.client, tokens)
             else:
                 engine.cancel(job)
             raise
@@ -190,7 +180,7 @@ class Core:
             "hidden_size": policy.head.hidden_size,
             "chat": bool(getattr(policy.tokenizer, "chat_template", None)),
             "judge": self.config.judge,
-            "limits": {**vars(limits), "rows": self.engine.max_rows, "default_tokens": self.config.default_tokens},
+            "limits": {**vars(limits), "rows": self.engine.rooms.most, "default_tokens": self.config.default_tokens},
         }
 
     def status(self) -> dict:

@@ -6,9 +6,11 @@ Checks read `scope["path"]`, never an address that was put together from the Hos
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import logging
 import time
 import traceback
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,6 +24,14 @@ log = logging.getLogger("misvo-server")
 OPEN = ("/", "/health")  # and the files of the studio, which hold no secrets
 OPEN_FOLDER = "/studio/"
 UPLOADS = "/misvo/v1/steerings/"  # what is PUT there may be larger than other bodies
+
+
+@dataclass(frozen=True)
+class Who:
+    """Whose request this is."""
+
+    owner: str  # a digest of its key, or nothing where there are no keys: who may see what comes of it
+    client: str  # the same, or its address where there are no keys: whose places it takes
 
 
 class Watch:
@@ -77,14 +87,15 @@ class Doors:
         else:
             try:
                 owner = self._owner(scope)
+                who = Who(owner, owner or _address(scope))
             except ApiError as error:
                 await reply(error)(scope, receive, send)
             else:
-                scope["state"] = {**scope.get("state", {}), "owner": owner}
+                scope["state"] = {**scope.get("state", {}), "who": who}
                 await self.app(scope, receive, send)
 
     def _owner(self, scope: Scope) -> str:
-        """Whose request this is: a digest of its key, or nothing where there are no keys."""
+        """A digest of the key, or nothing where there are no keys."""
         hosts, origins, keys = (_header(scope, name) for name in (b"host", b"origin", b"authorization"))
         if self.hosts and (len(hosts) != 1 or _name(hosts[0]) not in self.hosts):
             raise ApiError(403, "this server does not answer to this name.", code="host_not_allowed")
@@ -100,6 +111,16 @@ class Doors:
         if not found:
             raise ApiError(401, "a key is needed: Authorization: Bearer KEY.", code="invalid_api_key", retry=False)
         return found[0].hex()[:16]
+
+
+def _address(scope: Scope) -> str:
+    """Where a request comes from; of IPv6 the part that a network is given, since a client can have all of the rest."""
+    host = (scope.get("client") or ("", 0))[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a socket of this machine, which has no address
+        return host
+    return str(address if address.version == 4 else ipaddress.ip_network((int(address) >> 64 << 64, 64)))
 
 
 def _digest(key: bytes) -> bytes:

@@ -19,6 +19,8 @@ from misvo.recorder import Recorder
 from misvo.result import Result
 from misvo.server.errors import ApiError
 from misvo.server.jobs import Job, Part, Work
+from misvo.server.live import Live
+from misvo.server.rooms import Rooms
 from misvo.session import Handle, Session
 from misvo.story import story
 
@@ -43,16 +45,17 @@ class Tally:
 
 
 class EngineThread:
-    def __init__(self, policy: Policy, max_rows: int, prompt_tokens: int):
-        self.policy, self.max_rows, self.prompt_tokens = policy, max_rows, prompt_tokens
+    def __init__(self, policy: Policy, max_rows: int | None, prompt_tokens: int):
+        self.policy, self.rooms, self.prompt_tokens = policy, Rooms(policy, max_rows), prompt_tokens
         self.tally = Tally()
         self._lock = threading.Lock()
         self._inbox: list[Callable[[], None]] = []
         self._wake: Future = Future()
         self._jobs: dict[Handle, tuple[Job, int]] = {}
         self._handles: dict[Job, list[Handle]] = {}
+        self._live: dict[Handle, Live] = {}
         self._stopping = False
-        self._session = self._new_session()
+        self._session, self._rows = self._new_session(), self.rooms.most
         self._failures = 0
         self._mark = (time.monotonic(), 0)  # where the window of tokens per second began
         self._thread = threading.Thread(target=self._run, name="misvo-engine", daemon=True)
@@ -128,7 +131,15 @@ class EngineThread:
         return commands
 
     def _new_session(self) -> Session:
-        return Session(self.policy, self.policy.engine(self.max_rows), background=True)
+        return Session(self.policy, self.policy.engine(self.rooms.most), background=True)
+
+    def _make_room(self) -> None:
+        """Rows for the prompts that are open now; to be called whenever one has come or gone."""
+        engine = self._session.engine
+        if engine.max_rows < self._rows:  # memory ran out, and the engine has halved them
+            self.rooms.ran_out(engine.max_rows)
+        self._rows = self.rooms.rows(handle.run for handle in self._jobs)
+        engine.limit(self._rows)
 
     def _step(self) -> None:
         drawn = self._session.engine.drawn
@@ -144,7 +155,16 @@ class EngineThread:
         for job, handles in self._handles.items():
             if job.state == "queued" and any(handle.state != "waiting" for handle in handles):
                 job.report(job.begin)
+        self._tell_live()
         self._measure()
+
+    def _tell_live(self) -> None:
+        """What has been written of samples by now."""
+        for handle, live in self._live.items():
+            if live.due() and (rows := self._session.written(handle)) is not None:
+                job, index = self._jobs[handle]
+                for sample, text in live.pieces(rows):
+                    job.report(job.write, index, sample, text)
 
     def _add(self, job: Job) -> None:
         handles: list[Handle] = []
@@ -163,6 +183,11 @@ class EngineThread:
             return
         self._handles[job] = handles
         self._jobs |= {handle: (job, index) for index, handle in enumerate(handles)}
+        for work, handle in zip(job.works, handles, strict=True):
+            if work.live:
+                tidied = bool(getattr(self.policy.tokenizer, "clean_up_tokenization_spaces", False))
+                self._live[handle] = Live(self.policy.decode, handle.run.settings.stop or (), tidied)
+        self._make_room()
         job.report(job.accept, parts)
 
     def _begin(self, work: Work) -> tuple[Part, Handle]:
@@ -187,11 +212,10 @@ class EngineThread:
         return Part(work, handle.run.settings, tokens, recorder, handle.result), handle
 
     def _cancel(self, job: Job) -> None:
-        handles = self._handles.pop(job, None)
-        if handles is None:
+        if job not in self._handles:
             return
+        handles = self._forget(job)
         for handle in handles:
-            self._jobs.pop(handle, None)
             self._session.cancel(handle)
             handle.run.settle()
         self._measure()
@@ -226,6 +250,8 @@ class EngineThread:
         handles = self._handles.pop(job)
         for handle in handles:
             self._jobs.pop(handle, None)
+            self._live.pop(handle, None)
+        self._make_room()
         return handles
 
     @staticmethod
@@ -254,7 +280,7 @@ class EngineThread:
         self._session.close(wait=False)
         if self._failures > RESTARTS:
             raise error
-        self._session = self._new_session()
+        self._session, self._rows = self._new_session(), self.rooms.most
 
     def _measure(self) -> None:
         self.tally.rows = self._session.engine.in_flight

@@ -36,7 +36,8 @@ class ApiError(Exception):
 
     @property
     def kind(self) -> str:
-        known = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "overloaded_error"}
+        known = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+        known |= {429: "rate_limit_error", 503: "overloaded_error"}
         return known.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     def body(self) -> dict:

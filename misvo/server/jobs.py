@@ -39,6 +39,7 @@ class Work:
     strength: float = 1.0
     record: bool = False  # log-probabilities, and the vectors behind answers
     held_out: Callable | None = None  # scores the responses too, and is not optimised
+    live: bool = False  # the text of samples is told while it is being written
 
 
 @dataclass
@@ -114,6 +115,9 @@ class Job:
     def step(self, index: int, row: dict) -> None:
         row = measured(row, self.parts[index].settings.rollouts)
         self._tell({"type": "step", "prompt": index, "row": row, "seconds_left": self._left(row, index)})
+
+    def write(self, index: int, sample: int, text: str) -> None:
+        self._tell({"type": "text", "prompt": index, "sample": sample, "text": text})
 
     def complete(self) -> None:
         self._end("completed")

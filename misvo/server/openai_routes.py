@@ -12,6 +12,7 @@ from misvo.server import orders, sse
 from misvo.server.answers import Answer
 from misvo.server.bodies import Chat, Completion
 from misvo.server.core import Core
+from misvo.server.doors import Who
 from misvo.server.errors import ApiError, Reply
 from misvo.server.jobs import Job
 from misvo.server.orders import Order
@@ -63,8 +64,12 @@ def core_of(request: Request) -> Core:
     return request.app.state.core
 
 
+def who_of(request: Request) -> Who:
+    return request.scope["state"]["who"]
+
+
 def owner_of(request: Request) -> str:
-    return request.scope["state"]["owner"]
+    return who_of(request).owner
 
 
 @router.get("/v1/models", tags=["OpenAI"])
@@ -105,7 +110,7 @@ async def completions(body: Completion, request: Request) -> Response:
 
 
 async def _answer(core: Core, request: Request, order: Order, shape: Shape, kind: str, stream: bool, usage: bool):
-    job = await sse.attended(request, core.start(order, kind, owner_of(request)))
+    job = await sse.attended(request, core.start(order, kind, who_of(request)))
     if stream:
         return sse.EventStream(
             _chunks(core, job, order, shape, usage),
@@ -156,30 +161,37 @@ def _whole(core: Core, job: Job, order: Order, shape: Shape) -> dict:
 
 
 async def _chunks(core: Core, job: Job, order: Order, shape: Shape, usage: bool) -> AsyncIterator[str]:
-    """Progress as chunks without text, the answers' texts, what they cost."""
+    """Progress as chunks without text, the answers' texts, what they cost. Samples are told as they are written."""
     head = _head(core, job, shape.chunk)
     nothing = shape.piece(0, "")
+    told = {0: ""}  # of each answer
     yield sse.data({**head, "choices": [shape.begin(0)], "misvo": {"state": job.state, "seed": order.seed}})
     async for _, event in job.follow():
         if event["type"] == "step":
-            told = made.progress(event, job.parts[event["prompt"]].settings.steps)
+            row = made.progress(event, job.parts[event["prompt"]].settings.steps)
             if len(job.parts) > 1:
-                told["prompt"] = event["prompt"]
-            yield sse.data({**head, "choices": [nothing], "misvo": told})
+                row["prompt"] = event["prompt"]
+            yield sse.data({**head, "choices": [nothing], "misvo": row})
+        elif event["type"] == "text":
+            index = event["prompt"] * order.n + event["sample"]
+            if index not in told:
+                yield sse.data({**head, "choices": [shape.begin(index)]})
+            told[index] = told.get(index, "") + event["text"]
+            yield sse.data({**head, "choices": [shape.piece(index, event["text"])]})
     try:
         raise_where_failed(job)
+        given = await asyncio.to_thread(_given, job, order)
+        rests = [made.rest(answer.text, told.get(index, "")) for index, answer in enumerate(given)]
     except ApiError as error:
         yield sse.data(error.body())
         return
-    given = await asyncio.to_thread(_given, job, order)
-    for index, answer in enumerate(given):
-        if index:
+    for index, (answer, rest) in enumerate(zip(given, rests, strict=True)):
+        if index not in told:
             yield sse.data({**head, "choices": [shape.begin(index)]})
+        for start in range(0, len(rest), PIECE):
+            yield sse.data({**head, "choices": [shape.piece(index, rest[start : start + PIECE])]})
         logprobs = shape.logprobs(core.policy, answer) if order.record else None
-        for start in range(0, len(answer.text), PIECE):
-            choice = shape.piece(index, answer.text[start : start + PIECE])
-            yield sse.data({**head, "choices": [{**choice, "logprobs": logprobs if start == 0 else None}]})
-        last = {**shape.piece(index, ""), "finish_reason": answer.finish_reason}
+        last = {**shape.piece(index, ""), "logprobs": logprobs, "finish_reason": answer.finish_reason}
         if index < len(given) - 1:
             yield sse.data({**head, "choices": [last]})
         else:

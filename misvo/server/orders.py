@@ -34,10 +34,16 @@ class Order:
     n: int = 1
     record: bool = False
     held_out: RewardBody | None = None  # scores the responses too, and is not optimised
+    stream: bool = False
 
     @property
     def seed(self) -> int:
         return self.settings["seed"]
+
+    @property
+    def live(self) -> bool:
+        """Whether text is told while it is being written: of samples, since a run chooses its answer at the end."""
+        return self.stream and self.reward is None
 
     def resolve(self, steering: Steering | None) -> Settings:
         if self.reward is not None:
@@ -115,7 +121,8 @@ def of_chat(body: Chat, config: Config) -> Order:
     sampler = _sampler(body.temperature, body.top_p, body.stop)
     length = body.max_completion_tokens or body.max_tokens
     prompt = messages(body.messages)
-    return _order([prompt], body.misvo, config, body.n, body.seed, length, sampler, False, body.logprobs)
+    order = _order([prompt], body.misvo, config, body.n, body.seed, length, sampler, False, body.logprobs)
+    return replace(order, stream=body.stream)
 
 
 def of_completion(body: Completion, config: Config) -> Order:
@@ -129,7 +136,8 @@ def of_completion(body: Completion, config: Config) -> Order:
         raise ApiError(400, "a prompt is empty.", param="prompt")
     sampler = _sampler(body.temperature, body.top_p, body.stop)
     record = body.logprobs is not None
-    return _order(prompts, body.misvo, config, body.n, body.seed, body.max_tokens, sampler, True, record)
+    order = _order(prompts, body.misvo, config, body.n, body.seed, body.max_tokens, sampler, True, record)
+    return replace(order, stream=body.stream)
 
 
 def of_response(body: Response, config: Config) -> Order:
@@ -140,7 +148,8 @@ def of_response(body: Response, config: Config) -> Order:
     elif isinstance(said, str):
         said = [{"role": "user", "content": said}]
     sampler = _sampler(body.temperature, body.top_p, None)
-    return _order([said], body.misvo, config, 1, body.seed, body.max_output_tokens, sampler, False, False)
+    order = _order([said], body.misvo, config, 1, body.seed, body.max_output_tokens, sampler, False, False)
+    return replace(order, stream=body.stream or body.background)  # whoever comes later may want to follow it
 
 
 def of_run(body: Run, config: Config) -> Order:

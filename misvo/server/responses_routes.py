@@ -15,7 +15,7 @@ from misvo.server.bodies import Response
 from misvo.server.core import Core
 from misvo.server.errors import ApiError, Reply
 from misvo.server.jobs import Job
-from misvo.server.openai_routes import core_of, owner_of
+from misvo.server.openai_routes import core_of, owner_of, who_of
 
 router = APIRouter(tags=["OpenAI"])
 KIND = "resp"
@@ -31,7 +31,7 @@ async def create(body: Response, request: Request) -> Answer:
     order = orders.of_response(body, core.config)
     names = ("instructions", "metadata", "temperature", "top_p", "max_output_tokens", "background")
     about = {**{name: getattr(body, name) for name in names}, "seed": order.seed}
-    job = await sse.attended(request, core.start(order, KIND, owner_of(request), about))
+    job = await sse.attended(request, core.start(order, KIND, who_of(request), about))
     if body.store:
         core.store.keep(job)
     if body.stream:
@@ -107,6 +107,20 @@ async def _events(core: Core, job: Job, after: int) -> AsyncIterator[str]:
 
 
 async def _all_events(core: Core, job: Job) -> AsyncIterator[dict]:
+    """The events of a response; samples are told as they are written, the answer of a run at its end."""
+    id = job.id.replace(KIND, "msg", 1)
+    content = {"item_id": id, "output_index": 0, "content_index": 0}
+    empty = {"type": "output_text", "text": "", "annotations": []}
+    message = {"type": "message", "id": id, "role": "assistant"}
+    opening: list[dict] = [
+        {
+            "type": "response.output_item.added",
+            "output_index": 0,
+            "item": {**message, "status": "in_progress", "content": []},
+        },
+        {"type": "response.content_part.added", **content, "part": empty},
+    ]
+    told = ""
     yield {"type": "response.created", "response": _response(core, job, "queued")}
     yield {"type": "response.queued", "response": _response(core, job, "queued")}
     async for _, event in job.follow():
@@ -114,16 +128,23 @@ async def _all_events(core: Core, job: Job) -> AsyncIterator[dict]:
             yield {"type": "response.in_progress", "response": _response(core, job, "in_progress")}
         elif event["type"] == "step":
             yield {"type": "response.misvo.progress", "misvo": made.progress(event, job.parts[0].settings.steps)}
+        elif event["type"] == "text":
+            for one in opening if not told else []:
+                yield one
+            told += event["text"]
+            yield {"type": "response.output_text.delta", **content, "delta": event["text"], "logprobs": []}
     if job.state == "completed":
         item = _items(job)[0]
-        place = {"item_id": item["id"], "output_index": 0}
-        content = {**place, "content_index": 0}
         text = item["content"][0]["text"]
-        empty = {"type": "output_text", "text": "", "annotations": []}
-        began = {**item, "status": "in_progress", "content": []}
-        yield {"type": "response.output_item.added", "output_index": 0, "item": began}
-        yield {"type": "response.content_part.added", **content, "part": empty}
-        yield {"type": "response.output_text.delta", **content, "delta": text, "logprobs": []}
+        for one in opening if not told else []:
+            yield one
+        try:
+            rest = made.rest(text, told)
+        except ApiError as error:
+            yield {"type": "error", "code": error.code, "message": error.message, "param": None}
+            return
+        if rest:
+            yield {"type": "response.output_text.delta", **content, "delta": rest, "logprobs": []}
         yield {"type": "response.output_text.done", **content, "text": text, "logprobs": []}
         yield {"type": "response.content_part.done", **content, "part": {**empty, "text": text}}
         yield {"type": "response.output_item.done", "output_index": 0, "item": item}

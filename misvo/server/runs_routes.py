@@ -19,7 +19,7 @@ from misvo.server.bodies import Panel, Run
 from misvo.server.core import Core
 from misvo.server.errors import ApiError, Reply
 from misvo.server.jobs import Job
-from misvo.server.openai_routes import core_of, owner_of
+from misvo.server.openai_routes import core_of, owner_of, who_of
 from misvo.server.registry import SharedEncoder
 from misvo.server.shelf import steering_of
 from misvo.server.steering_routes import steering_file_of
@@ -41,7 +41,7 @@ async def start(body: Run, request: Request) -> Reply:
         "request": asked | {"seed": order.seed},
         "weights": core.registry.weights(order.reward),
     }
-    job = await sse.attended(request, core.start(order, KIND, owner_of(request), about))
+    job = await sse.attended(request, core.start(order, KIND, who_of(request), about))
     core.store.keep(job)
     return Reply(_state(request, job), 202, {"Location": f"/misvo/v1/runs/{job.id}"})
 
@@ -152,11 +152,11 @@ async def panel(id: str, body: Panel, request: Request) -> Reply:
     """What steering did to the responses: reward, a held-out one, KL, fluency, coherence, diversity."""
     core, job = core_of(request), _job(request, id)
     finished = _finished(job)
-    core.places.take(job.tokens, core.tally.tokens_per_second)
+    core.places.take(who_of(request).client, job.tokens, core.tally.tokens_per_second)
     try:
         return await asyncio.to_thread(_panel, core, finished, body, job)
     finally:
-        core.places.give_back(job.tokens)
+        core.places.give_back(who_of(request).client, job.tokens)
 
 
 @router.post("/{id}/fluency")
@@ -166,7 +166,7 @@ async def fluency(id: str, request: Request) -> Reply:
     finished, part = _finished(job), job.parts[0]
     if core.config.judge is None:
         raise ApiError(409, "this server has no judge: start it with --judge MODEL.", code="no_judge", retry=False)
-    core.places.take(job.tokens, core.tally.tokens_per_second)
+    core.places.take(who_of(request).client, job.tokens, core.tally.tokens_per_second)
     try:
         judge = await sse.attended(request, asyncio.to_thread(core.judge))
         assert judge is not None
@@ -178,7 +178,7 @@ async def fluency(id: str, request: Request) -> Reply:
             found = await sse.attended(request, asyncio.to_thread(judge.fluency, *asked))
             part.fluency |= {(one.step, one.rollout): value for one, value in zip(some, found, strict=True)}
     finally:
-        core.places.give_back(job.tokens)
+        core.places.give_back(who_of(request).client, job.tokens)
     rows = [{"step": step, "rollout": rollout, "fluency": value} for (step, rollout), value in part.fluency.items()]
     return Reply({"judge": judge.name, "candidates": rows})
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import typing
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -11,11 +12,11 @@ from misvo.options import about
 from misvo.rewards import score
 from misvo.server import answers as made
 from misvo.server import orders, sse, steering_file
-from misvo.server.bodies import Generate, Run, SaveSteering
+from misvo.server.bodies import Generate, Method, Run, SaveSteering
 from misvo.server.core import Core
 from misvo.server.errors import Reply
 from misvo.server.jobs import Job
-from misvo.server.openai_routes import core_of, owner_of, raise_where_failed
+from misvo.server.openai_routes import core_of, owner_of, raise_where_failed, who_of
 from misvo.server.shelf import steering_of
 from misvo.settings import PRESETS, SAMPLER, STOPS, Settings
 from misvo.steering import Steering
@@ -23,7 +24,7 @@ from misvo.text_policy import Samples
 
 router = APIRouter(prefix="/misvo/v1")
 FIRST = ("rollouts", "steps", "max_new_tokens", "kl_budget_per_token", "seed")
-METHODS = ("misvo", "best-of-n")  # the others take noise or networks of their own: they are for the command line
+METHODS = typing.get_args(Method)
 
 
 @router.get("/steerings", tags=["steerings"])
@@ -101,7 +102,7 @@ async def generate(body: Generate, request: Request) -> Reply:
     elif body.steering is not None:
         vectors = core.shelf.get(body.steering)
     order = orders.of_generate(body, core.config, vectors)
-    job = await sse.attended(request, core.start(order, "gen", owner_of(request)))
+    job = await sse.attended(request, core.start(order, "gen", who_of(request)))
     try:
         await sse.attended(request, job.finished())
     finally:
