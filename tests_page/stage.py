@@ -136,3 +136,12 @@ def number(text: str) -> float:
     found = re.search(r"[−-]?\d+(\.\d+)?(e[−-]?\d+)?", text)
     assert found, text
     return float(found[0].replace("−", "-"))
+
+
+def until(page, expression: str, arg=None, seconds: float = 60):
+    """What an expression gives once that is true. Playwright lets the page evaluate texts, which it forbids."""
+    end = time.monotonic() + seconds
+    while not (value := page.evaluate(expression, arg)):
+        assert time.monotonic() < end, f"it never came about: {expression}"
+        page.wait_for_timeout(50)
+    return value

@@ -3,6 +3,7 @@
 import re
 
 from playwright.sync_api import expect
+from stage import until
 from test_run import expect_state, fill, run_of
 
 SMALL = {"rollouts": 2, "steps": 40, "max_new_tokens": 4, "seed": 1}
@@ -30,7 +31,7 @@ def test_a_server_that_is_killed_and_started_again(tiny, visit):
         page.get_by_test_id("setting-steps").fill("2")
         expect(page.get_by_test_id("steer")).to_be_enabled()
         page.get_by_test_id("steer").click()
-        page.wait_for_function("(old) => !location.hash.endsWith(old)", arg=lost)
+        until(page, "(old) => !location.hash.endsWith(old)", lost)
         expect_state(page, "completed")
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import safetensors.torch
 from playwright.sync_api import expect
-from stage import HOSTILE, RIGHT_TO_LEFT
+from stage import HOSTILE, RIGHT_TO_LEFT, until
 
 PROMPT = "Give me one tip for sleeping better."
 SMALL = {"rollouts": 4, "steps": 3, "max_new_tokens": 16, "seed": 7}
@@ -23,8 +23,7 @@ def fill(page, prompt=PROMPT, **settings):
 
 def run_of(page):
     """The id in the page's address."""
-    page.wait_for_function("location.hash.startsWith('#run=')")
-    return page.url.partition("#run=")[2]
+    return until(page, "location.hash").removeprefix("#run=")
 
 
 def expect_state(page, state, timeout=LONGEST):
@@ -112,7 +111,7 @@ def test_strength(smollm2_server, visit, finished):
     assert parted == ("never" if at is None else str(at))
     before = pair.text_content()
     page.get_by_test_id("other-noise").click()
-    page.wait_for_function("(was) => document.querySelector('[data-testid=pair]').textContent !== was", arg=before)
+    until(page, "(was) => document.querySelector('[data-testid=pair]:not(.waiting)')?.textContent !== was", before)
 
 
 def test_a_held_out_reward_stands_beside_the_other(smollm2_server, visit, finished):
@@ -211,7 +210,7 @@ def test_what_the_server_refuses_is_said_beside_the_form(smollm2_server, visit):
     page = visit(smollm2_server.url, allow=("400",))
     fill(page, **{**SMALL, "rollouts": 1})
     page.get_by_test_id("steer").click()
-    expect(page.locator("#ask .problem, .ask .problem")).to_contain_text("rollouts must be")
+    expect(page.locator("#ask .problem, .ask .problem")).to_contain_text("Rollouts must be")
     page.get_by_test_id("prompt").fill("  ")
     page.get_by_test_id("steer").click()
     expect(page.locator("#ask .problem, .ask .problem")).to_contain_text("prompt")
@@ -233,7 +232,7 @@ def test_with_the_keyboard_alone(smollm2_server, visit):
                     return [one.dataset.testid ?? "", marked || style.boxShadow !== "none", one.outerHTML.slice(0, 80)];
                 }"""
             )
-            assert here[1], f"nothing shows that the focus is at {here[2]}"
+            assert here[1] or here[2].startswith("<body"), f"nothing shows that the focus is at {here[2]}"
             if here[0] == testid:
                 return
         raise AssertionError(f"the keyboard does not reach {testid}")

@@ -2,7 +2,7 @@
 
 import pytest
 from playwright.sync_api import expect
-from stage import HOSTILE, RIGHT_TO_LEFT, number
+from stage import HOSTILE, RIGHT_TO_LEFT, number, until
 
 PAUSE = 100  # milliseconds that sorting and scrolling may hold the page up
 FIRST_PAINT = 500
@@ -15,7 +15,7 @@ def of(viewer, name):
 
 def run_is_shown(page, state="completed"):
     expect(page.get_by_test_id("run-state")).to_have_attribute("data-state", state)
-    expect(page.get_by_test_id("panel").locator("table")).to_be_visible()
+    expect(page.get_by_test_id("answer-text").locator(".tokens")).to_be_visible()
 
 
 def lines(page):
@@ -100,7 +100,7 @@ def test_hostile_texts_are_texts(viewer, visit):
     known = viewer.get(f"/runs/{viewer.ids['hostile']}/candidates", params={"fields": "light"})["candidates"]
     shown = dict(lines(page))
     box(page).evaluate("(box) => { box.scrollTop = box.scrollHeight }")
-    page.wait_for_function("document.querySelector('[data-testid=table] [data-key=\"0/2\"]')")
+    expect(page.get_by_test_id("table").locator('[data-key="0/2"]')).to_be_visible()
     shown |= dict(lines(page))
     unscored = [key for key, cells in shown.items() if cells["reward"] == "not scored"]
     assert unscored == ["0/2"] and "not scored" in page.locator("#candidates-title").text_content()
@@ -125,8 +125,7 @@ def test_first_paint_comes_quickly(viewer, visit):
     seen = []
     for _ in range(3):
         page = visit(f"{viewer.url}/")
-        page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
-        seen.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        seen.append(until(page, "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"))
     print(f"first paint after {', '.join(f'{value:.0f}' for value in seen)} ms")
     assert min(seen) < FIRST_PAINT
 
