@@ -4,14 +4,15 @@
     ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 python benchmarks/int8.py     # no VNNI: half of the range alone
 
 Responses of the fp32 model (K rows of T tokens for each prompt, whole law) are read again by each of the others; told
-is the KL of the other's law to the fp32 one at every token, mean, median and largest. Whole range where sums would
-saturate is not measured: it is another function, and wrong.
+is the KL of the other's law to the fp32 one at every token, mean, median and largest. Speed is by CPU time, to which
+threads that wait for each other add: set OMP_NUM_THREADS=1. Whole range where sums would saturate is not measured: it
+is another function, and wrong.
 """
 
 import argparse
 import statistics
 
-from measure import PROMPTS, load, seconds, write_json
+from measure import PROMPTS, cpu_seconds, load, write_json
 
 import torch  # isort: skip - measure sets the environment that torch reads
 
@@ -52,7 +53,7 @@ def main():
     times = {name: [] for name in policies}
     for number in range(arguments.rounds):
         for name, policy in policies.items():
-            times[name].append(seconds(lambda: decode(policy, texts[0], arguments.rows, arguments.tokens)))  # noqa: B023
+            times[name].append(cpu_seconds(lambda: decode(policy, texts[0], arguments.rows, arguments.tokens)))  # noqa: B023
         print(f"round {number}", {name: round(values[-1], 2) for name, values in times.items()}, flush=True)
     report = {}
     for name, policy in policies.items():

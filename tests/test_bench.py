@@ -75,6 +75,38 @@ def test_rows_are_what_steer_gives(world, tmp_path):
             assert sum(row["kl_ref_per_position"]) == pytest.approx(row["kl_ref"])
 
 
+CLOCKED = """
+import time
+
+def slow(completions, **_):
+    time.sleep(0.3)
+    return [0.5 * len(text) for text in completions]
+
+def busy(completions, **_):
+    until = time.thread_time() + 0.3
+    while time.thread_time() < until:
+        pass
+    return [0.5 * len(text) for text in completions]
+"""
+
+
+@pytest.mark.parametrize("reward, works", [("slow", False), ("busy", True)])
+def test_cpu_seconds_count_work_and_not_waiting(world, tmp_path, reward, works):
+    """Wall time counts both; each prompt of a batch has its share of the clocks."""
+    (tmp_path / "clocked.py").write_text(CLOCKED)
+    raw = raw_config(world, methods=("best-of-n",), seeds=(1,), batch=5, steps=1)
+    raw["tasks"][0]["reward"] = f"{tmp_path}/clocked.py:{reward}"
+    sweep.run(configs.from_dict(raw), tmp_path / "r")
+    clocks = [row["seconds"] for row in read_lines(tmp_path / "r" / "rows.jsonl")]
+    assert len(clocks) == 5 and all(one["cpu"] == clocks[0]["cpu"] for one in clocks)
+    asked = 0.3  # seconds of the reward's for each prompt, one call each
+    assert clocks[0]["wall"] >= asked
+    if works:
+        assert clocks[0]["cpu"] >= asked
+    else:
+        assert 0 < clocks[0]["cpu"] <= clocks[0]["wall"] - 0.9 * asked
+
+
 def test_a_failing_prompt_is_recorded_and_the_run_goes_on(world, tmp_path):
     config = make_config(world, reward="fails_on_b", methods=("misvo", "best-of-n"), seeds=(1,), batch=2)
     done = sweep.run(config, tmp_path / "r")

@@ -16,8 +16,8 @@ from bench_helpers import make_config, make_world, raw_config, read_lines
 
 from misvo.bench import config as configs
 from misvo.bench import figures as pictures
+from misvo.bench import overall, report, results, sweep, tables
 from misvo.bench import profile as profiles
-from misvo.bench import report, results, sweep, tables
 from misvo.errors import MisvoError
 
 NAMES = {"misvo": "MISVO", "best-of-n": "BoN (N=12)", "aisp": "AISP", "misvo/none": "misvo/none"}
@@ -157,6 +157,73 @@ def test_every_best_of_n_has_its_paired_intervals():
         place = made[name].columns.index("Reward returned ↑")
         for row in made[name].rows:
             assert row[place].partition(": ")[2] == expected.get((labels[row[2]], theirs), "")
+
+
+SCALES = {"small": (1.0, 0.0), "large": (1000.0, 7.0)}  # a unit and an offset of the same rewards
+SPREADS = {"a": 0.5, "b": 2.0, "c": 0.0, "d": 0.25}  # of the reference's rewards; c has no unit
+
+
+def two_scales():
+    """The cells of `made_up` on two tasks whose rewards differ in their unit, with all that is told of all tasks."""
+
+    def row(task, label, prompt, gain):
+        (unit, offset), worth = SCALES[task], BASE[prompt] + gain
+        reference = {"mean": unit * 0.1 + offset, "std": unit * SPREADS[prompt], "count": 8}
+        return {
+            "prompt": prompt,
+            "seed": 1,
+            "reward": unit * worth + offset,
+            "raw_best": {"reward": unit * (worth + gain) + offset, "fluency": -3.0},
+            "kl_per_token": gain,
+            "fluency": -2.0 + gain,
+            "diversity": 1.0,
+            "reference_rewards": reference if label == "best-of-n" else None,
+            "trace": [{"mean": 0.0, "kl_bound": 1.0}, {"mean": unit * (0.1 + 2 * SPREADS[prompt]) + offset}],
+            "seconds": {"cpu": 3.0 if label == "misvo" else 2.0},
+        }
+
+    size = {"rollouts": 4, "steps": 2, "cost": "none"}
+    cells = [
+        results.Cell(
+            "tiny", task, label, {"method": label, **size}, [row(task, label, *g) for g in GAINS[label].items()]
+        )
+        for task in SCALES
+        for label in ("misvo", "best-of-n")
+    ]
+    tasks = {task: {"source": "nowhere", "reward": "made up"} for task in SCALES}
+    return results.Results(cells, tasks, [], [], [], [], {"none"}, {"somebody"}, set())
+
+
+def test_all_tasks_together_are_told_in_one_unit():
+    """Differences by hand: those of a prompt over its deviation, the same on both scales; c has none."""
+    loaded = two_scales()
+    ours, base = overall.standings(loaded, "tiny", "best-of-n")
+    by_hand = {prompt: gain / SPREADS[prompt] for prompt, gain in GAINS["misvo"].items() if SPREADS[prompt]}
+    assert (ours.tasks, ours.prompts, ours.best.prompts, ours.fluency.prompts) == (2, 8, 6, 8)
+    assert ours.returned.mean == pytest.approx(np.mean(list(by_hand.values())))
+    assert ours.best.mean == pytest.approx(2 * np.mean(list(by_hand.values())))
+    assert ours.returned.low < ours.returned.mean < ours.returned.high
+    gains = list(GAINS["misvo"].values())
+    assert [ours.fluency.mean, ours.kl_per_token] == pytest.approx([np.mean(gains)] * 2)
+    assert ours.gain == pytest.approx(2.0) and ours.choosing == 1.0 and ours.cpu == 1.5
+    assert base.best is None and base.cpu == 1.0
+    table = next(table for table in tables.all_tables(loaded) if table.name == "overall")
+    assert [row[1] for row in table.rows] == ["MISVO", "BoN"] and table.rows[0][-1] == "8 in 2 tasks"
+    alone = [cell for cell in loaded.cells if cell.task == "small"]
+    one_task = results.Results(alone, {"small": loaded.tasks["small"]}, [], [], [], [], {"none"}, {"x"}, set())
+    assert "overall" not in {table.name for table in tables.all_tables(one_task)}
+    assert pictures.all_tasks(one_task, "tiny") is None
+
+
+def test_one_picture_has_a_panel_for_each_task_with_the_means_of_each_method():
+    figure = pictures.all_tasks(two_scales(), "tiny")
+    assert [axes.get_title() for axes in figure.axes] == list(SCALES)
+    for axes, (unit, offset) in zip(figure.axes, SCALES.values(), strict=True):
+        shown = {(round(x, 6), round(y, 6)) for line in axes.lines for x, y in zip(*line.get_data(), strict=True)}
+        for label in ("misvo", "best-of-n"):
+            gains = list(GAINS[label].values())
+            rewards = [BASE[prompt] + gain for prompt, gain in GAINS[label].items()]
+            assert (round(-2.0 + np.mean(gains), 6), round(unit * np.mean(rewards) + offset, 6)) in shown
 
 
 def test_all_files_are_there_and_the_page_is_self_contained(run, tmp_path):

@@ -16,6 +16,7 @@ COLOURS = ("#c0392b", "#2c6fbb", "#2e8b57", "#8e44ad", "#d68910", "#16a085", "#7
 PANELS = (("mean", "mean reward within each step"), ("max", "maximum within each step"), ("best", "best so far"))
 MOST_TICKS = 8  # on an axis
 
+RETURNED = "returned (filled, ± standard error) and highest reward seen (hollow)"
 RAW = "raw_best."  # figures of the response with the highest reward, also where another one was returned
 
 
@@ -70,11 +71,46 @@ def reward_against_kl(results: Results, model: str, task: str) -> Figure:
 
 def reward_against_fluency(results: Results, model: str, task: str) -> Figure | None:
     """What each method returned (filled) and the highest reward that it saw (hollow): means over prompts."""
-    cells = [(c, cell) for c, cell in _coloured(results, model, task) if cell.over_prompts("fluency") is not None]
+    cells = _judged(results, model, task)
     if not cells:
         return None
     figure = Figure(figsize=(7.5, 5), layout="constrained")
     axis = figure.subplots()
+    _fluency_panel(axis, cells)
+    axis.set(
+        xlabel=_fluency(results),
+        ylabel="reward",
+        title=f"{model} on {task}\n{RETURNED}",
+    )
+    _legend(figure, (axis,))
+    return figure
+
+
+def all_tasks(results: Results, model: str) -> Figure | None:
+    """Reward against fluency with a panel for each task, where there are several: all of a sweep in one picture."""
+    panels = {task: cells for task in results.tasks if (cells := _judged(results, model, task))}
+    if len(panels) < 2:
+        return None
+    figure = Figure(figsize=(4.2 * len(panels), 4.8), layout="constrained")
+    axes = figure.subplots(1, len(panels))
+    for axis, (task, cells) in zip(axes, panels.items(), strict=True):
+        _fluency_panel(axis, cells)
+        axis.set(xlabel=_fluency(results), title=task)
+    axes[0].set_ylabel("reward")
+    _legend(figure, axes)
+    figure.suptitle(f"{model}: {RETURNED}")
+    return figure
+
+
+def _judged(results, model, task):
+    return [(c, cell) for c, cell in _coloured(results, model, task) if cell.over_prompts("fluency") is not None]
+
+
+def _fluency(results) -> str:
+    return f"fluency: nats per token of {', '.join(sorted(results.judges))}"
+
+
+def _fluency_panel(axis, cells):
     for colour, cell in cells:
         points = [[cell.over_prompts(f"{where}{name}").mean for name in ("fluency", "reward")] for where in ("", RAW)]
         (x, y), raw = points
@@ -87,15 +123,7 @@ def reward_against_fluency(results: Results, model: str, task: str) -> Figure | 
         if cell.is_baseline and None not in plain:
             axis.plot(plain[0].mean, plain[1].mean, "*", ms=11, color=colour, label="one response of the reference")
             break
-    judge = ", ".join(sorted(results.judges))
-    axis.set(
-        xlabel=f"fluency: nats per token of {judge}",
-        ylabel="reward",
-        title=f"{model} on {task}\nreturned (filled, ± standard error) and highest reward seen (hollow)",
-    )
     axis.grid(alpha=0.3)
-    _legend(figure, (axis,))
-    return figure
 
 
 def kl_by_position(results: Results, model: str, task: str) -> Figure | None:

@@ -64,6 +64,10 @@ def _pictures(results) -> list[tuple[str, str, bytes]]:
                 if figure is not None:
                     file = f"{name}-{_safe(model)}-{_safe(task)}.png"
                     made.append((file, f"{title}: {model} on {task}", figures.png(figure)))
+    for model in dict.fromkeys(cell.model for cell in results.cells):
+        figure = figures.all_tasks(results, model)
+        if figure is not None:
+            made.append((f"all_tasks-{_safe(model)}.png", f"All tasks: {model}", figures.png(figure)))
     return made
 
 

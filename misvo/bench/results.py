@@ -30,6 +30,7 @@ READINGS = {
     "diversity": "Diversity ↑",
     "held_out": "Held-out reward ↑",
     "seconds.wall": "Seconds ↓",
+    "seconds.cpu": "CPU seconds ↓",
 }
 
 

@@ -3,10 +3,12 @@
 The paper's five: SHP and MBPP+ (any task: reward, diversity, coherence, ± over seeds, difference to best-of-n), policy
 deviation (± over prompts), regularizer ablation, profile. And what a reader sees, each figure against best-of-n. Where
 a sweep has best-of-n more than once, as with more samples for an equal time, there are differences to each of them.
+Where it has several tasks, one table puts all of them together.
 """
 
 from dataclasses import dataclass
 
+from misvo.bench.overall import standings
 from misvo.bench.results import READINGS, Cell, Results, against_baseline
 from misvo.metrics import Spread, spread
 
@@ -56,6 +58,7 @@ class Table:
 def all_tables(results: Results) -> list[Table]:
     made = [task_table(results, label) for label in results.tasks]
     made += reader_tables(results)
+    made += [overall_table(results, label) for label in results.baselines(results.cells)[:1]]
     made += [deviation_table(results), ablation_table(results), profile_table(results)]
     return [table for table in made if table.rows]
 
@@ -122,6 +125,25 @@ def reader_table(results: Results, shown: list[Cell], baseline: str, table: str)
     )
     caption += f" ({', '.join([*readers, 'KL of the policy that sampled the last step, in nats'])})"
     return Table(table, caption, ["Model", "Task", "Method", *(READINGS[name] for name in names)], rows, set())
+
+
+def overall_table(results: Results, baseline: str) -> Table:
+    """Every method over all tasks that it ran on, where there are several."""
+    columns = ["Model", "Method", "Best seen, SDs", "Returned, SDs", "Last step's mean, SDs", "Fluency", "KL per token"]
+    columns += ["Nats of choosing", "CPU time", "prompts"]
+    rows = []
+    for model in dict.fromkeys(cell.model for cell in results.cells if len(results.tasks) > 1):
+        for one in standings(results, model, baseline):
+            name = NAMES.get(one.method, one.method)
+            differences = [interval(one.best), interval(one.returned), _number(one.gain), interval(one.fluency)]
+            figures = [*differences, _number(one.kl_per_token), _number(one.choosing), _number(one.cpu)]
+            rows.append([model, name, *figures, f"{one.prompts} in {one.tasks} tasks"])
+    caption = (
+        f"All tasks together: paired differences from {baseline} [95 % bootstrap interval], rewards in standard "
+        "deviations of the reference's on the same prompt; CPU time as a multiple of best-of-n's; nats a response by "
+        "which particles and blocks choose among rows"
+    )
+    return Table("overall", caption, columns, rows, set())
 
 
 def deviation_table(results: Results) -> Table:
@@ -204,6 +226,10 @@ def interval(difference) -> str:
     if difference is None:
         return "–"
     return f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+
+
+def _number(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.3f}"
 
 
 def gigabytes(count: int) -> str:

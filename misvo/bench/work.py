@@ -64,7 +64,7 @@ def _steer(policy, reward, chunk, indices, on_step) -> list[Outcome]:
 
     rows = [chunk.rows[index] for index in indices]
     settings = replace(chunk.cell.settings, seed=chunk.seed)
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     with PeakMemory(policy.device) as peak:
         results = steer_many(
             policy,
@@ -75,14 +75,17 @@ def _steer(policy, reward, chunk, indices, on_step) -> list[Outcome]:
             settings=settings,
             progress=False,  # a sweep has a bar of its own
         )
-    wall = (time.perf_counter() - started) / len(rows)
+    clocks = {  # the share of each prompt; CPU time is that of all threads of this process, whoever else is at work
+        "wall": (time.perf_counter() - started) / len(rows),
+        "cpu": (time.process_time() - worked) / len(rows),
+    }
     return [
-        _outcome(policy, chunk.keys[index], result, wall, peak.bytes)
+        _outcome(policy, chunk.keys[index], result, clocks, peak.bytes)
         for index, result in zip(indices, results, strict=True)
     ]
 
 
-def _outcome(policy, key, result, wall, peak) -> Outcome:
+def _outcome(policy, key, result, clocks, peak) -> Outcome:
     from misvo.metrics import diversity
 
     name, settings = dict(zip(KEY, key, strict=True)), result.settings
@@ -111,7 +114,7 @@ def _outcome(policy, key, result, wall, peak) -> Outcome:
         "prompt_tokens": len(result.prompt_ids),
         "tokens": sum(step["tokens"] for step in trace),
         "vectors_sha256": None if steering is None else _digest(steering.vectors),
-        "seconds": {**stage_seconds(result), "wall": wall},
+        "seconds": {**stage_seconds(result), **clocks},
         "peak_memory": peak,
     }
     candidates = [{**name, **vars(candidate), "kl": candidate.kl} for candidate in result.candidates]
