@@ -5,7 +5,7 @@ says which.
 """
 
 import shutil
-from contextlib import contextmanager
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
@@ -86,11 +86,6 @@ def viewer(tmp_path_factory):
 
 @pytest.fixture
 def tiny(tmp_path):
-    """A way to servers on a tiny model with a slow reward."""
-
-    @contextmanager
-    def start(*options):
-        with running("serve", *tiny_checkpoint(tmp_path), *options) as server:
-            yield server
-
-    return start
+    """A way to servers on a tiny model with a slow reward; they end after the pages of a test, which are closed first."""
+    with ExitStack() as servers:
+        yield lambda *options: servers.enter_context(running("serve", *tiny_checkpoint(tmp_path), *options))

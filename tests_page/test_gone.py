@@ -10,54 +10,40 @@ SMALL = {"rollouts": 2, "steps": 40, "max_new_tokens": 4, "seed": 1}
 
 
 def test_a_server_that_is_killed_and_started_again(tiny, visit):
-    with tiny() as server:
-        page = visit(
-            server.url, allow=("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "404", "ERR_EMPTY")
-        )
-        fill(page, prompt="a b c", **SMALL)
-        page.get_by_test_id("steer").click()
-        lost = run_of(page)
-        steps = page.locator('#live [data-fact="step"]')
-        expect(steps).to_have_text(re.compile(r"^[2-9] of 40"))
-        server.kill()
-        banner = page.locator("#banner")
-        expect(banner).to_be_visible()
-        expect(banner).to_contain_text("does not answer")
-        expect(steps).to_have_text(re.compile(r"^\d+ of 40"))  # what was seen stays
-        server.start()
-        expect(banner).to_be_hidden()
-        expect_state(page, "failed")
-        expect(page.get_by_test_id("run-note")).to_contain_text("began anew")
-        page.get_by_test_id("setting-steps").fill("2")
-        expect(page.get_by_test_id("steer")).to_be_enabled()
-        page.get_by_test_id("steer").click()
-        until(page, "(old) => !location.hash.endsWith(old)", lost)
-        expect_state(page, "completed")
-
-
-def test_a_page_that_is_there_before_its_server(tiny, visit):
-    """A tab that was restored while the server starts waits for it."""
-    with tiny() as server:
-        page = visit(server.url, allow=("ERR_",))
-        server.kill()
-        page.get_by_test_id("prompt").fill("a b")
-        page.get_by_test_id("steer").click()
-        expect(page.locator("#banner")).to_be_visible()
-        server.start()
-        expect(page.locator("#banner")).to_be_hidden()
-        assert page.get_by_test_id("prompt").input_value() == "a b"
+    server = tiny()
+    page = visit(server.url, allow=("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "404", "ERR_EMPTY"))
+    fill(page, prompt="a b c", **SMALL)
+    page.get_by_test_id("steer").click()
+    lost = run_of(page)
+    steps = page.locator('#live [data-fact="step"]')
+    expect(steps).to_have_text(re.compile(r"^[2-9] of 40"))
+    server.kill()
+    banner = page.locator("#banner")
+    expect(banner).to_be_visible()
+    expect(banner).to_contain_text("does not answer")
+    expect(steps).to_have_text(re.compile(r"^\d+ of 40"))  # what was seen stays
+    server.start()
+    expect(banner).to_be_hidden()
+    assert page.get_by_test_id("prompt").input_value() == "a b c"
+    expect_state(page, "failed")
+    expect(page.get_by_test_id("run-note")).to_contain_text("began anew")
+    page.get_by_test_id("setting-steps").fill("2")
+    expect(page.get_by_test_id("steer")).to_be_enabled()
+    page.get_by_test_id("steer").click()
+    until(page, "(old) => !location.hash.endsWith(old)", lost)
+    expect_state(page, "completed")
 
 
 def test_a_key_is_asked_for(tiny, visit):
-    with tiny("--api-key", "sesame") as server:
-        page = visit(server.url, allow=("401",), ready=False)
-        expect(page.locator("#door")).to_be_visible()
-        page.locator("#door-key").fill("wrong")
-        page.keyboard.press("Enter")
-        expect(page.locator("#door")).to_be_visible()
-        page.locator("#door-key").fill("sesame")
-        page.keyboard.press("Enter")
-        page.wait_for_selector("body[data-ready=yes]")
-        fill(page, prompt="a b", **{**SMALL, "steps": 1})
-        page.get_by_test_id("steer").click()
-        expect_state(page, "completed")
+    server = tiny("--api-key", "sesame")
+    page = visit(server.url, allow=("401",), ready=False)
+    expect(page.locator("#door")).to_be_visible()
+    page.locator("#door-key").fill("wrong")
+    page.keyboard.press("Enter")
+    expect(page.locator("#door")).to_be_visible()
+    page.locator("#door-key").fill("sesame")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("body[data-ready=yes]")
+    fill(page, prompt="a b", **{**SMALL, "steps": 1})
+    page.get_by_test_id("steer").click()
+    expect_state(page, "completed")
