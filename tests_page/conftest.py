@@ -86,6 +86,6 @@ def viewer(tmp_path_factory):
 
 @pytest.fixture
 def tiny(tmp_path):
-    """A way to servers on a tiny model with a slow reward; they end after the pages of a test, which are closed first."""
+    """A way to servers on a tiny model with a slow reward; they end after the pages of a test."""
     with ExitStack() as servers:
         yield lambda *options: servers.enter_context(running("serve", *tiny_checkpoint(tmp_path), *options))
