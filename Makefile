@@ -7,7 +7,7 @@ VLLM := .venv-vllm/bin
 # Tests of arithmetic: what a CPU rounds differently shows here.
 NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own_sampler rows batching replay costs kl_meter law_dtype aisp))
 
-.PHONY: setup judge demo studio test test-all test-page vllm test-vllm lint clean
+.PHONY: setup judge demo studio test test-all test-page vllm test-vllm lint docs clean
 
 setup: .venv/.ready
 
@@ -72,10 +72,19 @@ vllm: .venv-vllm/.ready
 test-vllm: vllm
 	$(VLLM)/python -m pytest tests_vllm
 
+# The site in build/site, strictly: a link that leads nowhere ends the build. Nothing of misvo is imported.
+docs: .venv-docs/.ready
+	.venv-docs/bin/zensical build --strict
+
+.venv-docs/.ready: requirements-docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	@touch $@
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv-vllm build *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-vllm .venv-docs build *.egg-info .pytest_cache .ruff_cache
