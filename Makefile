@@ -49,7 +49,7 @@ test-all: setup lint
 
 test-page: export OMP_NUM_THREADS = 1
 test-page: .venv/.page
-	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || { echo "misvo: there is no chromium: install it as root, with apt-get install chromium, and try again."; exit 1; }
+	@command -v chromium || command -v google-chrome || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || { echo "misvo: there is no chromium: install it as root, with apt-get install chromium, and try again."; exit 1; }
 	@if command -v node >/dev/null; then node --test tests_page/pure.test.mjs; else echo "misvo: there is no node, so the tests of the page's pure modules are left out."; fi
 	$(BIN)/python -m pytest tests_page
 

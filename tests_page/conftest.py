@@ -21,7 +21,7 @@ expect.set_options(timeout=PATIENCE)
 
 @pytest.fixture(scope="session")
 def browser():
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
     assert chromium, "there is no chromium: `apt-get install chromium`"
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
