@@ -4,6 +4,7 @@ misvo serve --reward cheer=sentiment          # in another terminal; here, one i
 python examples/server_client.py http://127.0.0.1:8000/v1
 """
 
+import socket
 import subprocess
 import sys
 import time
@@ -16,9 +17,16 @@ from openai import OpenAI
 MESSAGES = [{"role": "user", "content": "Give me one tip for sleeping better."}]
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 @contextmanager
-def served(port: int = 8123):
+def served():
     """A server of our own, until we are done."""
+    port = free_port()
     command = [sys.executable, "-m", "misvo.cli", "serve", "--reward", "cheer=sentiment", "--port", str(port)]
     server = subprocess.Popen(command)
     try:

@@ -28,13 +28,13 @@ class Fisher:
     """
 
     head: Head
-    mean_probs: torch.Tensor  # p̄ (T, V), or pooled (P, V)
+    mean_probs: torch.Tensor  # p̄ (T, V), or pooled (P, V); of a head that is split, the columns `head.part`
     expected_rows: torch.Tensor  # m (K, T, d)
     temperature: float = 1.0
     tie: Tie | None = None
 
     def product(self, c: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
-        """The product with free vectors c, (r, d) -> (r, d). `shift` is Wc (r, V) where the caller has it already."""
+        """The product with free vectors c, (r, d) -> (r, d). `shift` is `head.part_shift(c)`, if it is there."""
         tie = self.tie or Tie(len(c))
         m, u = self.expected_rows, tie.spread(c)
         if tie.basis is None:
@@ -54,16 +54,17 @@ class Fisher:
 
     def _variance(self, block, u, along, shift):
         """G̃u of a block of positions; at most one array of its size is alive at a time."""
-        logits = self.head.shift(u[block]).sub_(along[block]) if shift is None else shift[block] - along[block]
+        head = self.head
+        logits = head.part_shift(u[block]).sub_(along[block]) if shift is None else shift[block] - along[block]
         weighted = logits.mul_(self.mean_probs[block])  # p̄_v (w_v − m̄)·u, (b, V)
         # Their sum is zero but for the rounding of p̄; taking it off keeps the matrix symmetric.
-        return self.head.project(weighted) - weighted.sum(-1, keepdim=True) * self._centre[block]
+        return head.part_project(weighted) - head.part_sums(weighted) * self._centre[block]
 
     @cached_property
     def _alive(self):
         """The share of rows that have a law at each position, (T, 1)."""
         count = len(self.expected_rows)
-        return self.mean_probs.sum(-1, keepdim=True, dtype=self.head.dtype).mul_(count).round_() / count
+        return self.head.part_sums(self.mean_probs).mul_(count).round_() / count
 
     @cached_property
     def _centre(self):
@@ -72,13 +73,13 @@ class Fisher:
 
     def _tied_spread(self, c, shift, pairs):
         """Wᵀ Σ_k P_jk ⊙ Wc_k for every knot j, where P_jk is the law pooled for the pair."""
-        shift = self.head.shift(c) if shift is None else shift
+        shift = self.head.part_shift(c) if shift is None else shift
         weighted = torch.zeros_like(shift)
         for law, (j, k) in zip(self.mean_probs, pairs, strict=True):
             weighted[j].addcmul_(law, shift[k])
             if j != k:
                 weighted[k].addcmul_(law, shift[j])
-        return self.head.project(weighted)
+        return self.head.part_project(weighted)
 
     def formed(self) -> "ExplicitFisher":
         """The same estimate as T matrices of d×d: T·V·d² to form, and from then on free of the vocabulary."""

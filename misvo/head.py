@@ -20,13 +20,20 @@ GATHER_SHARE = 16  # gathering rows of W is quicker than multiplying where fewer
 
 
 class Head:
-    """A frozen linear head: `weight` (V, d), `bias` (V,) or None, and the scalar that multiplies the logits."""
+    """A frozen linear head: `weight` (V, d), `bias` (V,) or None, and the scalar that multiplies the logits.
+
+    Mean laws are kept of the columns `part` of the vocabulary: of all, unless the head is split over processes
+    (`misvo.sharded`). Methods whose names begin with `part` are for laws that are kept so.
+    """
+
+    split = False  # whether other processes have the other rows of W
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, scale: float = 1.0):
         self.weight = weight.detach()
         self.bias = None if bias is None else bias.detach()
         self.scale = float(scale)
         self.vocab_size, self.hidden_size = weight.shape
+        self.part = slice(0, self.vocab_size)
         self.device = weight.device
         # All steering arithmetic is at least fp32, whatever the weights are stored in.
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
@@ -77,6 +84,18 @@ class Head:
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """W[y], (...) -> (..., d)."""
         return self._scaled(self.weight[tokens].to(self.dtype))
+
+    def part_shift(self, u: torch.Tensor) -> torch.Tensor:
+        """The columns `part` of Wu, (n, d) -> (n, P)."""
+        return self.shift(u)
+
+    def part_project(self, x: torch.Tensor) -> torch.Tensor:
+        """Wᵀx of an x of which the columns `part` are here, (n, P) -> (n, d)."""
+        return self.project(x)
+
+    def part_sums(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over the vocabulary of an x of which the columns `part` are here, (n, P) -> (n, 1)."""
+        return x.sum(-1, keepdim=True, dtype=self.dtype)
 
     @cached_property
     def longest_row(self) -> float:

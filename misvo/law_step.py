@@ -68,6 +68,7 @@ class LawStep:
         """Make the buffers of a request."""
         head, keep, rows, length = self.head, request.keep, len(request.rollouts), request.max_new_tokens
         state, laws = (rows, length, head.hidden_size), length if keep.pool is None else keep.pool.shape[1]
+        columns = head.part.stop - head.part.start
         shared = request.intervention if isinstance(request.intervention, Vectors) else None
         if shared is not None and not self._reach(request, shared) < LARGEST:  # NaN is not, either
             raise MisvoError(TOO_STRONG)
@@ -84,7 +85,7 @@ class LawStep:
             ended=zeros(rows, dtype=torch.bool),
             changed=None if request.intervention is None else zeros(rows, length, dtype=torch.bool),
             score_rows=zeros(*state) if keep.scores else None,
-            mean_probs=zeros(laws, head.vocab_size, dtype=keep.law_dtype or head.dtype) if keep.fisher else None,
+            mean_probs=zeros(laws, columns, dtype=keep.law_dtype or head.dtype) if keep.fisher else None,
             hidden=zeros(*state, dtype=head.weight.dtype) if keep.hidden else None,
             squares=None if request.intervention is shared else zeros(rows, length),  # both may be None
             log_ratios=zeros(rows, length) if request.anchored else None,
@@ -237,7 +238,7 @@ class LawStep:
     def _keep_mean(self, group, law):
         """Add the group's share to p̄ of its position, or to the laws that positions pool."""
         request, position = group.job.request, group.position
-        mean, pool = law.sum(0).div_(len(request.rollouts)), request.keep.pool
+        mean, pool = law[:, self.head.part].sum(0).div_(len(request.rollouts)), request.keep.pool
         pooled = {position: 1.0} if pool is None else dict(enumerate(pool[position].tolist()))
         for index, weight in pooled.items():
             if weight:

@@ -36,6 +36,15 @@ class TextPolicy:
     tokenizer: Any
     own_sampler: OwnSampler
 
+    def close(self) -> None:
+        """End what decodes where that is a process of its own, as with vLLM; `with policy:` does so at its end."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
     def encode(self, prompt: Prompt, *, raw: bool = False, chat_template_kwargs: Mapping | None = None) -> list[int]:
         """Token ids of a string or of chat messages, through the chat template where the model has one.
 

@@ -108,7 +108,7 @@ class VllmPolicy(TextPolicy):
         return self.host.max_rows
 
     def close(self) -> None:
-        """End vLLM, and the process that it runs in; so does letting go of the policy."""
+        """End vLLM and its processes; letting go of the policy does so too. Whoever uses it again starts it again."""
         self._host.close()
 
     def _start(self):

@@ -81,6 +81,19 @@ def test_more_workers_than_cores_are_refused():
     assert not ray.is_initialized()
 
 
+def test_a_model_that_is_split_over_gpus_has_them_all():
+    """Ray is told of GPUs that are not there: nothing is loaded on them."""
+    ours = {"num_cpus": 2, "num_gpus": 4, "object_store_memory": 100 << 20}
+    with pytest.raises(MisvoError, match="has 4 GPUs, which is not enough for 3 workers of 2 GPUs each"):
+        RayPool(workers=3, gpus_per_worker=2, **ours)
+    pool = RayPool(gpus_per_worker=2, **ours)
+    try:
+        assert pool.workers == 2 and len(set(pool.pids())) == 2
+        assert pool._ray.available_resources().get("GPU", 0) == 0  # each holds two
+    finally:
+        pool.close()
+
+
 def test_ray_is_not_imported_without_the_flag():
     code = (
         "import sys\nfrom misvo.bench import commands, config, pool, profile, report, sweep\n"

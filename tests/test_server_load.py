@@ -130,6 +130,8 @@ def test_places_are_weighed_by_tokens():
         assert http.post("/v1/completions", json=body(max_tokens=30, n=10), timeout=10).status_code == 200
         too_much = http.post("/misvo/v1/runs", json={**big, "steps": 9})
         assert too_much.status_code == 400 and "900 tokens" in too_much.json()["error"]["message"]
+        many = http.post("/v1/completions", json=body(prompt=["a"] * 9, max_tokens=100))
+        assert many.status_code == 400 and "900 tokens" in many.json()["error"]["message"]
         huge = http.post("/v1/completions", json=body(n=2**31))
         assert huge.status_code == 400 and huge.json()["error"]["code"] == "request_too_large"
         gate.set()

@@ -46,6 +46,7 @@ def test_a_killed_replica_loses_no_request(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     for check in ("READY", "HEALTH"):  # a busy machine takes longer than Serve waits for its proxy
         monkeypatch.setenv(f"RAY_SERVE_PROXY_{check}_CHECK_TIMEOUT_S", "90")
+    monkeypatch.setattr("ray.serve._private.api.HTTP_PROXY_TIMEOUT", 240)
     root = str(Path(__file__).parent.parent)
     ray.init(
         num_cpus=4,

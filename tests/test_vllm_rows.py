@@ -120,6 +120,26 @@ def test_a_position_that_was_skipped_and_a_job_that_is_not_over(policy):
         law.take("early")
 
 
+def test_a_step_without_memory_ends_its_jobs_and_of_several_ranks_the_rank(policy, monkeypatch):
+    """Alone, the worker lives on and its jobs hear of it. Where others wait for it, a rank must not go on."""
+
+    def no_memory(groups, hidden):
+        raise torch.OutOfMemoryError("no memory left")
+
+    for split in (False, True):
+        monkeypatch.setattr(policy.head, "split", split, raising=False)
+        law, body = LawRows(policy.head, policy.ends, policy.decode), Body(policy, make_request(policy))
+        monkeypatch.setattr(law._steps, "draw", no_memory)
+        law.open("job", make_request(policy))
+        if split:
+            with pytest.raises(RuntimeError, match="no memory left"):
+                law.draw(body.states([body.rows[0]]), [Ask(0, "job", 0, 3)])
+        else:
+            assert law.draw(body.states([body.rows[0]]), [Ask(0, "job", 0, 3)]).item() in policy.ends
+            with pytest.raises(MisvoError, match="no memory left"):
+                law.take("job")
+
+
 def params(job=None, rollout=0):
     return types.SimpleNamespace(extra_args=None if job is None else {"misvo": [job, rollout]})
 

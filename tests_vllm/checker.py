@@ -171,8 +171,9 @@ def laws_of(rollouts: Rollouts) -> tuple[torch.Tensor, torch.Tensor]:
     return rollouts.mean_probs.run(_whole_laws)
 
 
-def _whole_laws(_, rollouts):
-    return rollouts.mean_probs.float(), rollouts.fisher_rows
+def _whole_laws(head, rollouts):
+    laws = rollouts.mean_probs.float()
+    return head._whole(laws) if head.split else laws, rollouts.fisher_rows
 
 
 def _check_end(policy, request, rollouts, index, response):

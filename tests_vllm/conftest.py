@@ -1,6 +1,9 @@
 """Tests of the engine on vLLM, in the environment that `make vllm` builds: `make test-vllm` runs them.
 
 vLLM takes seconds to start, so most tests share one that runs in this process; tests of other modes start their own.
+
+With VLLM_USE_V2_MODEL_RUNNER=1 the tests of records run on vLLM's second model runner. Its kernels are Triton's, which
+has none for CPUs: Triton's interpreter runs them, and vLLM is told that this is a backend.
 """
 
 import os
@@ -8,6 +11,15 @@ import os
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # in this process, until a test says otherwise
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+    import types
+
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton.backends
+
+    interpreter = types.SimpleNamespace(driver=types.SimpleNamespace(is_active=lambda: True), compiler=None)
+    triton.backends.backends["cpu"] = interpreter
 
 import gc
 

@@ -96,10 +96,10 @@ def test_steering_that_is_no_number_ends_in_a_sentence_and_vllm_lives(apart):
     assert apart.host.pids() == pids and apart.generate("a b", max_new_tokens=4) is not None
 
 
-def kill_soon(policy, seconds):
+def kill_soon(pids, seconds):
     def kill():
         time.sleep(seconds)
-        for pid in policy.host.pids():
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
@@ -109,11 +109,13 @@ def kill_soon(policy, seconds):
 
 def test_a_worker_that_is_killed_is_one_error_and_the_next_call_starts_it_again(apart):
     before, seen = apart.host.pids(), []
+    *scheduling, worker = before
+    assert len(scheduling) == 1
 
     def slow(completions, **_):
         seen.append(len(completions))
         if len(seen) == 2:
-            kill_soon(apart, 0.0).join()
+            kill_soon([worker], 0.0).join()
         return [float(len(text) % 7) for text in completions]
 
     with pytest.raises(misvo.MisvoError, match="vLLM has died") as caught:
@@ -125,12 +127,12 @@ def test_a_worker_that_is_killed_is_one_error_and_the_next_call_starts_it_again(
 
 
 def test_a_worker_that_is_killed_while_it_is_waited_for(apart):
-    """While tokens are awaited, and while an answer to a call is."""
-    engine = apart.engine()
+    """While tokens are awaited, and while an answer to a call is; with its scheduler, and alone."""
+    engine, pids = apart.engine(), apart.host.pids()
     engine.submit(request(apart, [5, 6, 7], rollouts=8, length=200, keep=Keep()))
-    for pid in apart.host.pids():
+    for pid in pids:
         os.kill(pid, signal.SIGSTOP)  # so that it surely waits
-    thread = kill_soon(apart, 1.0)
+    thread = kill_soon(pids, 1.0)
     with pytest.raises(misvo.MisvoError, match="vLLM has died"):
         while engine.busy:
             engine.advance()
@@ -139,9 +141,9 @@ def test_a_worker_that_is_killed_while_it_is_waited_for(apart):
         engine.submit(request(apart, [5, 6, 7]))
     engine.close()
     host = apart.host  # another one
-    for pid in host.pids():
-        os.kill(pid, signal.SIGSTOP)
-    thread = kill_soon(apart, 1.0)
+    *_, worker = host.pids()
+    os.kill(worker, signal.SIGSTOP)
+    thread = kill_soon([worker], 1.0)
     with pytest.raises(misvo.MisvoError, match="vLLM has died"):
         host.call("counts")
     thread.join()
@@ -157,11 +159,55 @@ if __name__ == "__main__":
 
 
 def test_vllm_ends_with_whoever_started_it(tiny, tmp_path):
+    """Its worker, which has the memory, at once; its scheduler notices that, and lets its queues run dry."""
     (tmp_path / "driver.py").write_text(DRIVER)
     command = [sys.executable, str(tmp_path / "driver.py"), tiny()]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=200).stdout
-    (pid,) = [int(line.split()[1]) for line in said.splitlines() if line.startswith("PID")]
-    deadline = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        line = next(line for line in driver.stdout if line.startswith("PID"))
+    pids = [int(pid) for pid in line.split()[1:]]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 90
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
         assert time.monotonic() < deadline, "vLLM is an orphan"
         time.sleep(0.5)
+
+
+INTERRUPTED = """
+import sys, misvo
+if __name__ == "__main__":
+    options = {"engine": "vllm", "own_process": True, "max_model_len": 256}
+    try:
+        misvo.Policy.from_pretrained(sys.argv[1], **options)
+    except KeyboardInterrupt:
+        print("STOPPED", flush=True)
+    policy = misvo.Policy.from_pretrained(sys.argv[1], **options)
+
+    def reward(completions, **_):
+        return [float(len(text) % 7) for text in completions]
+
+    def on_step(index, row):
+        if row["step"] == 2:
+            print("STEERS", flush=True)
+
+    try:
+        misvo.steer(policy, "a b", reward, rollouts=4, steps=100000, max_new_tokens=16, on_step=on_step)
+    except KeyboardInterrupt as interrupt:
+        print("KEPT", len(interrupt.result.trace), flush=True)
+"""
+
+
+def test_ctrl_c_while_it_loads_and_while_it_decodes(tiny, tmp_path):
+    """All processes of a terminal hear it, those of vLLM too. Loading ends; what was steered until then is kept."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    command = [sys.executable, str(tmp_path / "interrupted.py"), tiny()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as driver:
+        said = iter(driver.stdout.readline, "")
+        while len(psutil.Process(driver.pid).children()) < 2:  # a tracker of Python's own, and vLLM
+            time.sleep(0.5)
+        time.sleep(2)
+        os.killpg(driver.pid, signal.SIGINT)
+        assert any(line == "STOPPED\n" for line in said)
+        assert any(line == "STEERS\n" for line in said)
+        os.killpg(driver.pid, signal.SIGINT)
+        (kept,) = [int(line.split()[1]) for line in said if line.startswith("KEPT")]
+    assert kept >= 3

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import os
 
 import pytest
 import torch
@@ -393,14 +394,29 @@ def test_the_checker_fails_where_a_token_that_is_asked_for_again_is_drawn_again(
 
 
 def test_the_checker_fails_where_chunks_of_a_prefill_are_taken_for_rows(vllm, tiny, plain, monkeypatch):
-    policy, asks = vllm(tiny(), **SCHEDULES["both"]), vllm_runners.RunnerV1.asks
+    policy = vllm(tiny(), **SCHEDULES["both"])
+    reader = type(_desk(policy).runner)
+    asks = reader.asks
 
-    def with_chunks(reader, rows):
-        reader.runner.discard_request_mask.np[:] = False
-        return asks(reader, rows)
+    def with_chunks(self, rows):
+        if isinstance(self, vllm_runners.RunnerV1):
+            self.runner.discard_request_mask.np[:] = False
+        elif self.batch is not None:
+            self.batch = dataclasses.replace(self.batch, prefill_len_np=0 * self.batch.prefill_len_np)
+        return asks(self, rows)
 
-    monkeypatch.setattr(vllm_runners.RunnerV1, "asks", with_chunks)
+    monkeypatch.setattr(reader, "asks", with_chunks)
     requests = several(policy, PROMPTS)
     with pytest.raises((AssertionError, misvo.MisvoError)):
         check_all(plain, requests, decode(policy, requests)[0])
     vllm.close()
+
+
+def _desk(policy):
+    """Misvo's part of a worker that runs in this process."""
+    return policy.host.vllm.engine_core.engine_core.model_executor.driver_worker.worker.misvo_desk
+
+
+def test_the_runner_is_the_one_that_was_chosen(vllm, tiny):
+    second = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+    assert isinstance(_desk(vllm(tiny())).runner, vllm_runners.RunnerV2 if second else vllm_runners.RunnerV1)

@@ -1,6 +1,7 @@
 """What would be wrong on vLLM is refused in one sentence, before or while it is loaded."""
 
 import dataclasses
+import multiprocessing
 import types
 
 import pytest
@@ -12,8 +13,9 @@ from misvo.engines import vllm_loading
 from misvo.engines.vllm_head import head_of
 
 OPTIONS = {
-    "tensor_parallel_size": (2, "tensor_parallel_size=2 is not supported"),
     "pipeline_parallel_size": (2, "pipeline_parallel_size=2 is not supported"),
+    "data_parallel_size": (2, "data_parallel_size=2 is not supported"),
+    "distributed_executor_backend": ("ray", "distributed_executor_backend='ray' is not supported"),
     "speculative_config": ({"method": "ngram", "num_speculative_tokens": 2}, "draws each of them in turn"),
     "enable_lora": (True, "adapters change the model"),
     "logits_processors": (["a:B"], "drawn already"),
@@ -56,6 +58,13 @@ def test_versions(version, tiny, monkeypatch):
         misvo.Policy.from_pretrained(tiny(), engine="vllm")
 
 
+def test_a_script_that_its_own_children_run_again(tiny, monkeypatch):
+    """As multiprocessing marks a process while that reads the script of its parent."""
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(misvo.MisvoError, match='`if __name__ == "__main__":`'):
+        misvo.Policy.from_pretrained(tiny(), engine="vllm", own_process=True)
+
+
 def test_versions_that_are_known():
     vllm_loading.check_version()
 
@@ -90,11 +99,11 @@ class Fp8LinearMethod:
 class Made(torch.nn.Module):
     """A model with a head as vLLM's models have it."""
 
-    def __init__(self, method=UnquantizedEmbeddingMethod, ranks=1, bend=None, **processor):
+    def __init__(self, method=UnquantizedEmbeddingMethod, bend=None, **processor):
         super().__init__()
         self.config = types.SimpleNamespace(get_text_config=lambda: types.SimpleNamespace(hidden_size=8))
         self.lm_head, self.logits_processor, self.bend = torch.nn.Linear(8, 16), LogitsProcessor(**processor), bend
-        self.lm_head.quant_method, self.lm_head.tp_size = method(), ranks
+        self.lm_head.quant_method, self.lm_head.tp_size = method(), 1
 
     def compute_logits(self, hidden):
         logits = self.logits_processor(self.lm_head, hidden, self.lm_head.bias)
@@ -111,7 +120,6 @@ def test_heads_that_are_linear():
 HEADS = {
     "soft-caps": {"soft_cap": 30.0},
     "is quantized": {"method": Fp8LinearMethod},
-    "split over GPUs": {"ranks": 2},
     "not a linear function": {"bend": lambda logits: logits + 0.1 * logits**2},
 }
 

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import ray  # noqa: F401  (without it there is nothing to test)
@@ -13,34 +15,17 @@ from misvo.bench import sweep
 from misvo.bench.pool import RayPool
 from misvo.errors import MisvoError
 
-PROMPTS = ["a", "b", "c d", "e f g", "h"]
-REWARD = """
-def letters(completions, **_):
-    return [sum(0.3 * (ord(w[-1]) % 7) for w in text.split()) - 0.1 * len(text.split()) for text in completions]
-"""
+QUICK = Path(__file__).parent.parent / "configs" / "quick.toml"  # five prompts of two tasks, all methods
 
 
-def config(world, **model):
-    (world / "reward.py").write_text(REWARD)
-    (world / "prompts.jsonl").write_text("".join(f'{{"id": "p{n}", "prompt": "{p}"}}\n' for n, p in enumerate(PROMPTS)))
-    methods = [{"method": name} for name in ("misvo", "best-of-n", "aisp", "re-control")] + [{"preset": "auto"}]
-    return configs.from_dict(
-        {
-            "seeds": [1],
-            "encoder": "none",
-            "prompts_per_batch": 2,
-            "settings": {"preset": "paper", "rollouts": 4, "steps": 3, "max_new_tokens": 12},
-            "models": [{"path": str(world / "model"), "label": "tiny", **model}],
-            "tasks": [
-                {"name": "prompts", "data": str(world / "prompts.jsonl"), "reward": f"{world}/reward.py:letters"}
-            ],
-            "methods": methods,
-        }
-    )
+def quick(folder, **model):
+    """The sweep of configs/quick.toml with one seed on a tiny model."""
+    config = configs.read(QUICK)
+    return replace(config, models=(configs.Model(str(folder), "tiny", **model),), seeds=(42,), encoder="none")
 
 
 def candidates(folder):
-    keys = ("method", "prompt", "step", "rollout")
+    keys = ("task", "method", "prompt", "step", "rollout")
     lines = map(json.loads, (folder / "candidates.jsonl").read_text().splitlines())
     return {tuple(one[key] for key in keys): one["text"] for one in lines}
 
@@ -55,20 +40,22 @@ def test_two_actors_one_of_them_killed(tmp_path):
                 yield item
             self.lost = before[0] not in self.pids()
 
-    save_tiny("llama", tmp_path / "model")
-    options = {"max_model_len": 256, "kv_cache_memory_bytes": 64 << 20}
+    folder = save_tiny("llama", tmp_path / "model")
+    options = {"max_model_len": 512, "kv_cache_memory_bytes": 64 << 20}
     pool = Sabotaged(workers=2, num_cpus=2, object_store_memory=100 << 20)
-    done = sweep.run(config(tmp_path, engine="vllm", engine_options=options), tmp_path / "vllm", pool=pool)
-    assert pool.lost and done.rows == done.fresh == 5 * 5 and not done.failed
-    sweep.run(config(tmp_path), tmp_path / "torch")
+    ours = quick(folder, engine="vllm", engine_options=options)
+    done = sweep.run(ours, tmp_path / "vllm", pool=pool)
+    assert pool.lost and done.rows == done.fresh == 3 * 9 + 2 * 4 and not done.failed
+    sweep.run(quick(folder), tmp_path / "torch")
     ours, theirs = candidates(tmp_path / "vllm"), candidates(tmp_path / "torch")
-    assert ours.keys() == theirs.keys() and len(ours) == 5 * 5 * 3 * 4
+    assert ours.keys() == theirs.keys() and len(ours) == done.rows * 4 * 8
     differing = [key for key in ours if ours[key] != theirs[key]]
-    assert len(differing) <= 12, f"{len(differing)} of {len(ours)} responses differ"  # one near tie changes a run
+    assert len(differing) <= 64, f"{len(differing)} of {len(ours)} responses differ"  # a near tie changes a run of 32
 
 
-def test_options_of_engines(tmp_path):
+def test_options_of_engines():
+    raw = {"tasks": [{"name": "humaneval"}], "methods": [{"method": "misvo"}]}
     with pytest.raises(MisvoError, match="unknown engine 'vlm'"):
-        config(tmp_path, engine="vlm")
+        configs.from_dict({**raw, "models": [{"path": "smollm2-135m", "engine": "vlm"}]})
     with pytest.raises(MisvoError, match='goes with engine = "vllm"'):
-        config(tmp_path, engine_options={"max_model_len": 64})
+        configs.from_dict({**raw, "models": [{"path": "smollm2-135m", "engine_options": {"max_model_len": 64}}]})

@@ -29,7 +29,7 @@ def bench(
     if use_ray or ray_address:
         from misvo.bench.pool import RayPool
 
-        pool = RayPool(ray_address, workers, cpus_per_worker)
+        pool = RayPool(ray_address, workers, cpus_per_worker, max(model.gpus for model in config.models))
     try:
         done = sweep.run(config, folder, pool=pool, report_to=report_to, retry_errors=retry_errors)
     except KeyboardInterrupt:

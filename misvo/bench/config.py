@@ -48,6 +48,11 @@ class Model:
     engine_options: dict = field(default_factory=dict)  # of vLLM
     settings: dict = field(default_factory=dict)
 
+    @property
+    def gpus(self) -> int:
+        """How many of them it is split over, where there are any."""
+        return self.engine_options.get("tensor_parallel_size", 1)
+
     def load(self):
         from misvo.policy import Policy
 

@@ -1,9 +1,9 @@
 """Ray: the same chunks on many workers. Ray is imported only when a pool is made, for `--ray`.
 
-One actor per GPU, or per wished number of cores; each loads a model once and asks for no more than one chunk at a
-time, so chunks go to whoever is free. Ray restarts an actor that is lost and runs its chunk again; one that does not
-come back leaves its chunk to the others and a fresh actor takes its place. A chunk that takes down every worker it is
-given to is recorded as failed. The driver alone writes.
+One actor per GPU, per as many GPUs as a model is split over, or per wished number of cores; each loads a model once
+and asks for no more than one chunk at a time, so chunks go to whoever is free. Ray restarts an actor that is lost and
+runs its chunk again; one that does not come back leaves its chunk to the others and a fresh actor takes its place. A
+chunk that takes down every worker it is given to is recorded as failed. The driver alone writes.
 
 A worker finds models and rewards for itself: on a cluster, a reward in a file must be at the same path everywhere.
 """
@@ -30,7 +30,14 @@ PASSED_ON = (
 class RayPool:
     """Hands chunks to actors; `run` yields them as they are finished, in any order."""
 
-    def __init__(self, address: str | None = None, workers: int | None = None, cpus_per_worker: int = 1, **options):
+    def __init__(
+        self,
+        address: str | None = None,
+        workers: int | None = None,
+        cpus_per_worker: int = 1,
+        gpus_per_worker: int = 1,
+        **options,
+    ):
         ray = self._ray = _import_ray(local=address is None)
         variables = {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("VLLM_")}
         local = {"_node_ip_address": "127.0.0.1", "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
@@ -48,12 +55,14 @@ class RayPool:
             raise MisvoError(f"no Ray cluster could be reached at {where} ({first_line(error)})") from error
         resources = ray.cluster_resources()
         gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
-        self.workers = workers or (gpus if gpus else max(1, cpus // cpus_per_worker))
-        needs = {"num_gpus": 1} if gpus else {"num_cpus": cpus_per_worker}
-        if self.workers * (1 if gpus else cpus_per_worker) > (gpus or cpus):
+        have, needed = (gpus, gpus_per_worker) if gpus else (cpus, cpus_per_worker)
+        self.workers = workers or max(1, have // needed)
+        needs = {"num_gpus": needed} if gpus else {"num_cpus": needed}
+        if self.workers * needed > have:
             ray.shutdown()
-            have = f"{gpus} GPUs" if gpus else f"{cpus} cores"
-            raise MisvoError(f"the Ray cluster has {have}, which is not enough for {self.workers} workers.")
+            kind = "GPUs" if gpus else "cores"
+            wanted = f"{self.workers} workers" + (f" of {needed} {kind} each" if needed > 1 else "")
+            raise MisvoError(f"the Ray cluster has {have} {kind}, which is not enough for {wanted}.")
         self._actor = ray.remote(**needs, max_restarts=RESTARTS, max_task_retries=RESTARTS)(_Actor)
         self._actors = [self._actor.remote() for _ in range(self.workers)]
 

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from weakref import finalize
 
@@ -47,8 +46,9 @@ class VllmHost:
         self._released: deque[str] = deque()  # records in the worker that nobody holds any more
         self.vllm = start(options)
         try:
-            self.call("install", ends, tokenizer, os.getpid())
-            self.head = self._read_head()
+            with self._talking():
+                self._workers = self._ask_all("install", ends, tokenizer, os.getpid())
+                self.head = self._read_head()
         except BaseException:
             self.close()
             raise
@@ -65,9 +65,10 @@ class VllmHost:
         return self.vllm.vllm_config.scheduler_config.max_num_seqs
 
     def pids(self) -> list[int]:
-        """The processes that vLLM runs in, where they are not this one."""
+        """The processes that vLLM runs in, where they are not this one: its scheduler's, and one for each rank."""
         manager = getattr(getattr(self.vllm.engine_core, "resources", None), "engine_manager", None)
-        return [] if manager is None else [process.pid for process in manager.processes]
+        scheduling = [] if manager is None else [process.pid for process in manager.processes]
+        return list(dict.fromkeys(pid for pid in (*scheduling, *self._workers) if pid != os.getpid()))
 
     def call(self, name: str, *arguments) -> Any:
         """A method of the worker's desk."""
@@ -138,10 +139,16 @@ class VllmHost:
             self._left.pop(name, None)
             if name in self._over:
                 self._over.remove(name)
-            if self.dead is None:
+            if self.dead is not None:
+                return
+            try:
                 with self._talking():
                     self.vllm.abort_request([_row(name, rollout) for rollout in range(rows)])
                     self.call("cancel", name)
+            except MisvoError:
+                if self.dead is None:
+                    raise
+                # It died on the way, as by a Ctrl-C that its processes heard too, and the job with it.
 
     def release(self, name: str) -> None:
         """Records that nobody holds any more: dropped at the next call, since this may come from anywhere."""
@@ -153,19 +160,26 @@ class VllmHost:
         self.vllm.engine_core.shutdown()
 
     def _say(self, name, *arguments):
-        (blob,) = self.vllm.collective_rpc("misvo", args=(pickle.dumps((name, arguments)),))
-        well, answer = pickle.loads(blob)
-        if not well:
-            raise MisvoError(answer)
-        return answer
+        return self._ask_all(name, *arguments)[0]
+
+    def _ask_all(self, name, *arguments) -> list:
+        """What each rank answers; most calls are answered by the first alone."""
+        blobs = self.vllm.collective_rpc("misvo", args=(pickle.dumps((name, arguments)),))
+        answers = [pickle.loads(blob) for blob in blobs]
+        for well, answer in answers:
+            if not well:
+                raise MisvoError(answer)
+        return [answer for _, answer in answers]
 
     def _read_head(self) -> Head:
-        """W by way of a file that is mapped: it may be a gigabyte, and stays on the disk until it is read."""
+        """W by way of files that are mapped: it may be a gigabyte, and stays on the disk until it is read."""
         with tempfile.TemporaryDirectory(prefix="misvo-") as folder:
-            file = Path(folder) / "head.pt"
-            scale = self.call("write_head", str(file))
-            parts = torch.load(file, mmap=True, weights_only=True)
-        return Head(parts["weight"], parts["bias"], scale)
+            written = self._ask_all("write_head", folder)
+            parts = [torch.load(file, mmap=True, weights_only=True) for file, _ in written]
+        weights, biases = [part["weight"] for part in parts], [part["bias"] for part in parts]
+        if len(parts) == 1:
+            return Head(weights[0], biases[0], written[0][1])
+        return Head(torch.cat(weights), None if biases[0] is None else torch.cat(biases), written[0][1])
 
     @contextmanager
     def _talking(self) -> Iterator[None]:

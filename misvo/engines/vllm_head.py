@@ -7,6 +7,7 @@ import torch
 
 from misvo.errors import MisvoError
 from misvo.head import Head
+from misvo.sharded import ShardedHead
 
 UNQUANTIZED = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 
@@ -39,17 +40,27 @@ def head_of(model: torch.nn.Module, compute_logits: Callable) -> Head:
         )
     if hasattr(layer, "base_layer"):
         raise MisvoError("the head has a LoRA adapter, which steering does not know of: load the model without LoRA.")
-    if layer.tp_size > 1:
-        raise MisvoError("the head is split over GPUs: load the model with tensor_parallel_size=1.")
     if type(layer.quant_method).__name__ not in UNQUANTIZED:
         raise MisvoError("the head of this checkpoint is quantized, so its geometry is not known: take another one.")
-    tokens = processor.org_vocab_size  # behind them, weights are padded
-    head = Head(layer.weight[:tokens], None if bias is None else bias[:tokens], processor.scale)
+    head = _own_rows(layer, bias, processor.scale, processor.org_vocab_size)
     ours, own = head.logits(probe), own.to(head.dtype)
     spread, precision = own.abs().max().clamp(min=1e-6), torch.finfo(head.weight.dtype).eps
     if ours.shape != own.shape or (ours - own).abs().max() > 8 * precision**0.75 * spread:
         raise MisvoError(f"the logits of vLLM's {name} are not a linear function of its last hidden state.")
     return head
+
+
+def _own_rows(layer, bias, scale: float, vocabulary: int) -> Head:
+    """The head of this process, without the rows behind the vocabulary, with which weights are padded."""
+    if layer.tp_size == 1:
+        return Head(layer.weight[:vocabulary], None if bias is None else bias[:vocabulary], scale)
+    from vllm.distributed import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
+
+    start, width = layer.shard_indices.padded_org_vocab_start_index, len(layer.weight)
+    rows = min(max(vocabulary - start, 0), width)
+    own = Head(layer.weight[:rows], None if bias is None else bias[:rows], scale)
+    gather, reduce = tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
+    return ShardedHead(own, start // width, width, vocabulary, gather, reduce)
 
 
 def _probe(model) -> torch.Tensor:

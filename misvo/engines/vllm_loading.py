@@ -1,6 +1,9 @@
 """Starting vLLM: the versions that are known, the options that cannot be had, the environment that it needs."""
 
+import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +20,8 @@ REFUSED = {
     "worker_extension_cls": "misvo has one of its own",
     "worker_cls": "misvo needs vLLM's own",
 }
-ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+ONE = ("pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size", "nnodes")
+EXECUTORS = ("uni", "mp")  # in one process, or one for each rank, on this machine
 # Set where the user's environment says nothing.
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second runner is written and has not run on a GPU yet
@@ -27,6 +31,10 @@ ENVIRONMENT = {
 OWN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"  # vLLM's own switch, where `own_process` is not given
 CPU_CACHE = 2**30  # bytes of keys and values
 ON_A_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # threads stay as the process has them
+UNGUARDED = (
+    "vLLM runs in another process, which begins by reading the script that started it: put what the script does under "
+    '`if __name__ == "__main__":`, or load the model with own_process=False.'
+)
 
 
 def check(options: dict) -> None:
@@ -37,6 +45,9 @@ def check(options: dict) -> None:
     for name in ONE:
         if options.get(name, 1) != 1:
             raise MisvoError(f"{name}={options[name]} is not supported: take 1, and more workers by --ray.")
+    executor = options.get("distributed_executor_backend", "mp")
+    if executor not in EXECUTORS:
+        raise MisvoError(f"distributed_executor_backend={executor!r} is not supported: leave it out.")
 
 
 def check_version() -> None:
@@ -56,6 +67,8 @@ def check_version() -> None:
 
 def start(options: dict) -> Any:
     """vLLM's LLMEngine, with misvo's worker extension, in a process of its own unless `own_process` is False."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a process that vLLM starts runs the script
+        raise MisvoError(UNGUARDED)
     options = dict(options)
     own_process = options.pop("own_process", os.environ.get(OWN_PROCESS, "1") != "0")
     for name, value in ENVIRONMENT.items():
@@ -64,7 +77,8 @@ def start(options: dict) -> Any:
     from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    usual: dict[str, Any] = {"disable_log_stats": True, "distributed_executor_backend": "uni"}
+    executor = "uni" if options.get("tensor_parallel_size", 1) == 1 else "mp"
+    usual: dict[str, Any] = {"disable_log_stats": True, "distributed_executor_backend": executor}
     if current_platform.is_cpu():
         for name, value in ON_A_CPU.items():
             os.environ.setdefault(name, value)
@@ -78,10 +92,34 @@ def start(options: dict) -> Any:
     except TypeError as error:
         raise MisvoError(f"vLLM has no such option: {first_line(error)}.") from error
     try:
-        with _environment(OWN_PROCESS, str(int(own_process))):
+        with _environment(OWN_PROCESS, str(int(own_process))), _heard_ctrl_c():
             return LLMEngine.from_engine_args(arguments, enable_multiprocessing=own_process)
     except Exception as error:  # a format, a device, memory: each has errors of its own
         raise MisvoError(f"vLLM could not load {options['model']!r}: {short(first_line(error), 300)}") from error
+
+
+class _CtrlC(BaseException):
+    pass
+
+
+@contextmanager
+def _heard_ctrl_c() -> Iterator[None]:
+    """vLLM swallows a KeyboardInterrupt while it starts, and then waits for processes that heard the same Ctrl-C."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):  # or it is ignored
+        yield
+        return
+
+    def stop(*_):
+        raise _CtrlC
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    except _CtrlC:
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

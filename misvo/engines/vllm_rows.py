@@ -112,6 +112,8 @@ class LawRows:
             try:
                 tokens = self._steps.draw(groups, hidden[[asks[index].row for index in order]]).cpu()
             except (MisvoError, RuntimeError) as error:  # not finite, no memory: vLLM itself must live on
+                if self.head.split and not isinstance(error, MisvoError):
+                    raise  # of this rank alone
                 self._steps.forget()
                 self._fail([self._jobs[job] for job, _ in fresh], str(error))
                 return answers

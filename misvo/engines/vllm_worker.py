@@ -6,16 +6,20 @@ happens there, and what goes back is −∞ everywhere but at the drawn token, s
 rules and its scheduler carry on. Rows without an address are vLLM's own and are not touched.
 
 One method is called from outside: `misvo(blob)`, with a pickled (name, arguments) and a pickled answer.
+
+Under tensor parallelism every rank does all of this, with its own rows of W (`misvo.sharded`), and comes to the same
+tokens; what is answered is the first rank's.
 """
 
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -40,6 +44,7 @@ class LawWorker:
     """Methods that vLLM adds to its worker, which has `model_runner`."""
 
     model_runner: Any
+    rank: int
     misvo_desk: "Desk"
 
     def misvo(self, blob: bytes) -> bytes:
@@ -47,18 +52,24 @@ class LawWorker:
         name, arguments = pickle.loads(blob)
         try:
             if name == "install":
-                self.misvo_desk = Desk(self.model_runner, *arguments)
-            return pickle.dumps((True, CALLS[name](self.misvo_desk, *(() if name == "install" else arguments))))
-        except MisvoError as error:
+                self.misvo_desk = Desk(self.model_runner, self.rank, *arguments)
+                answer = self.misvo_desk.install()
+            else:
+                answer = CALLS[name](self.misvo_desk, *arguments)
+            return pickle.dumps((True, answer if self.rank == 0 or name in OF_ALL else None))
+        except MisvoError as error:  # which all ranks raise, or none
             return pickle.dumps((False, str(error)))
         except Exception as error:
+            if name != "install" and self.misvo_desk.head.split:
+                _leave(error)
             return pickle.dumps((False, f"the vLLM worker failed at {name} ({type(error).__name__}: {error})"))
 
 
 class Desk:
     """The worker's side of the engine: open jobs, and records that stay here."""
 
-    def __init__(self, runner: Any, ends: tuple[int, ...], tokenizer: Any, driver: int):
+    def __init__(self, runner: Any, rank: int, ends: tuple[int, ...], tokenizer: Any, driver: int):
+        self.rank = rank
         if os.getpid() != driver:
             threading.Thread(target=_end_with, args=(driver,), name="misvo-driver-watch", daemon=True).start()
         self.model = runner.get_model()
@@ -68,9 +79,10 @@ class Desk:
         self.rows = LawRows(self.head, ends, lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
         self.kept: dict[str, Rollouts] = {}
 
-    def install(self) -> None:
-        """From now on rows with an address are ours."""
+    def install(self) -> int:
+        """From now on rows with an address are ours; gives this process."""
         self.model.compute_logits = self.compute_logits
+        return os.getpid()
 
     def compute_logits(self, hidden: torch.Tensor, *rest, **named) -> torch.Tensor:
         asks = self.runner.asks(len(hidden))
@@ -80,7 +92,12 @@ class Desk:
             logits = torch.full((len(hidden), self.head.vocab_size), -torch.inf, device=hidden.device)
         else:  # other people's requests, or chunks, share the batch
             logits = self.plain(hidden, *rest, **named).float()
-        tokens = self.rows.draw(hidden, asks).to(hidden.device)
+        try:
+            tokens = self.rows.draw(hidden, asks).to(hidden.device)
+        except RuntimeError as error:
+            if not self.head.split:
+                raise
+            _leave(error)
         rows = torch.tensor([ask.row for ask in asks], device=hidden.device)
         logits[rows] = -torch.inf
         logits[rows, tokens] = 0.0
@@ -126,11 +143,18 @@ class Desk:
         counts, self.rows.counts = self.rows.counts, Counts()
         return asdict(counts)
 
-    def write_head(self, file: str) -> float:
-        """W and b into a file that the driver maps; gives what multiplies the logits."""
-        bias = None if self.head.bias is None else self.head.bias.cpu()
+    def write_head(self, folder: str) -> tuple[str, float]:
+        """W and b, or this rank's part, into a file that the driver maps; gives it, and what multiplies the logits."""
+        bias, file = None if self.head.bias is None else self.head.bias.cpu(), f"{folder}/head-{self.rank}.pt"
         torch.save({"weight": self.head.weight.cpu().clone(), "bias": bias}, file)
-        return self.head.scale
+        return file, self.head.scale
+
+
+def _leave(error: Exception) -> NoReturn:
+    """End this process: where one of several ranks fails alone, the others would wait for it for ever, and so would
+    whoever waits for them. That a rank is gone is noticed."""
+    print(f"misvo: a rank of vLLM failed ({type(error).__name__}: {error})", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _end_with(driver: int) -> None:
@@ -150,8 +174,8 @@ def _lives(pid: int) -> bool:
         return True
 
 
+OF_ALL = ("install", "write_head")  # what is answered by every rank
 CALLS: dict[str, Callable] = {
-    "install": Desk.install,
     "open": Desk.open,
     "cancel": Desk.cancel,
     "take": Desk.take,

@@ -1,0 +1,101 @@
+"""The tables of docs/untuned.md, from the rows that are kept beside it; no model is needed.
+
+    python benchmarks/untuned_rows.py                       # print them
+    python benchmarks/untuned_rows.py --add runs/untuned    # first take over what a run of configs/untuned.toml has
+
+A row of docs/untuned.jsonl is one prompt, method and reward of that sweep without its responses: figures of what was
+returned and of the highest reward, and the mean of every step. A prompt that a run did again must have come out alike.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+from misvo.bench.folder import whole_rows
+from misvo.metrics import paired_bootstrap
+
+ROWS = Path(__file__).parent.parent / "docs" / "untuned.jsonl"
+KEY = ("task", "prompt", "method", "seed")
+BASE, EQUAL = "best-of-n", "best-of-n, equal time"
+FIGURES = {
+    "highest reward seen": lambda row: row["raw_best"]["reward"],
+    "reward returned": lambda row: row["reward"],
+    "fluency of what is returned": lambda row: row["fluency"],
+    "coherence": lambda row: row["coherence"],
+    "diversity": lambda row: row["diversity"],
+    "KL per token": lambda row: row["kl_per_token"],
+    "last mean, reference SDs": lambda row: row.get("gain"),
+    "CPU seconds": lambda row: row.get("cpu"),
+}
+COMPARED = list(FIGURES)[:5]  # with best-of-n
+
+
+def short(row: dict) -> dict:
+    """What is kept of a row of a run."""
+    kept = {name: row[name] for name in (*KEY, "reward", "fluency", "coherence", "diversity", "kl_per_token")}
+    kept |= {name: row[name] for name in ("raw_best", "responses", "tokens", "reference_rewards")}
+    kept |= {"text": row["best"]["text"], "seconds": row["seconds"]["wall"], "cpu": row["seconds"]["cpu"]}
+    return kept | {"trace": [round(step["mean"], 4) for step in row["trace"]]}
+
+
+def key(row: dict) -> tuple:
+    return tuple(row[name] for name in KEY)
+
+
+def add(rows: list[dict], run: Path) -> list[dict]:
+    """Rows with those of a run; what both have stands as it was, and must agree."""
+    known = {key(row): row for row in rows}
+    for row in (short(row) for row in whole_rows(run)[0] if "error" not in row):
+        before = known.setdefault(key(row), row)
+        if before["trace"] != row["trace"] or before["text"] != row["text"]:
+            raise SystemExit(f"{key(row)} came out otherwise this time.")
+    return list(known.values())
+
+
+def with_gains(rows: list[dict]) -> list[dict]:
+    """The last step's mean above best-of-n's responses to the same prompt, in their deviations, where known."""
+    references = {row["task"] + row["prompt"]: row.get("reference_rewards") for row in rows if row["method"] == BASE}
+    for row in rows:
+        reference = references.get(row["task"] + row["prompt"])
+        if reference and reference["std"]:
+            row["gain"] = (row["trace"][-1] - reference["mean"]) / reference["std"]
+    return rows
+
+
+def values(rows, task, method, figure) -> dict[str, float]:
+    found = {row["prompt"]: FIGURES[figure](row) for row in rows if (row["task"], row["method"]) == (task, method)}
+    return {prompt: value for prompt, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def table(rows: list[dict], task: str) -> str:
+    methods = list(dict.fromkeys(row["method"] for row in rows if row["task"] == task))
+    lines = [f"**{task}**", "", "| | " + " | ".join(methods) + " |", "|---" * (len(methods) + 1) + "|"]
+    for figure in FIGURES:
+        cells = []
+        for method in methods:
+            mine = values(rows, task, method, figure)
+            cell = f"{sum(mine.values()) / len(mine):.3f} ({len(mine)})" if mine else "–"
+            for other in (BASE, EQUAL) if figure in COMPARED and method != BASE else ():
+                theirs = values(rows, task, other, figure)
+                if method != other and (less := paired_bootstrap(mine, theirs)):
+                    cell += f"; less {other} {less.mean:+.3f} [{less.low:+.3f}, {less.high:+.3f}] ({less.prompts})"
+            cells.append(cell)
+        lines.append(f"| {figure} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--add", type=Path, metavar="RUN", help="the folder of a run of configs/untuned.toml")
+    given = parser.parse_args()
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    if given.add:
+        rows = add(rows, given.add)
+        ROWS.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    for task in dict.fromkeys(row["task"] for row in rows):
+        print(table(with_gains(rows), task))
+
+
+if __name__ == "__main__":
+    main()
