@@ -7,7 +7,7 @@ VLLM := .venv-vllm/bin
 # Tests of arithmetic: what a CPU rounds differently shows here.
 NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own_sampler rows batching replay costs kl_meter law_dtype aisp))
 
-.PHONY: setup judge demo studio test test-all vllm test-vllm lint docs clean
+.PHONY: setup judge demo studio test test-all test-page vllm test-vllm lint docs clean
 
 setup: .venv/.ready
 
@@ -41,6 +41,17 @@ test: setup lint
 
 test-all: setup lint
 	$(BIN)/python -m pytest
+
+# The page in a real browser: playwright drives the chromium of the system, and downloads none.
+.venv/.page: .venv/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[page]'
+	@touch $@
+
+test-page: export OMP_NUM_THREADS = 1
+test-page: .venv/.page
+	@command -v chromium || command -v google-chrome || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || { echo "misvo: there is no chromium: install it as root, with apt-get install chromium, and try again."; exit 1; }
+	@if command -v node >/dev/null; then node --test tests_page/pure.test.mjs; else echo "misvo: there is no node, so the tests of the page's pure modules are left out."; fi
+	$(BIN)/python -m pytest tests_page
 
 vllm: .venv-vllm/.ready
 
