@@ -81,6 +81,7 @@ def test_200_clients_against_a_queue_of_16():
     config = Config(limits=Limits(queue=16), name="tiny")
     with served(make_policy(), REWARDS, config) as server:
         before = server.client().completions.create(**body(max_tokens=6)).choices[0].text
+        memory = psutil.Process().memory_info().rss
         gate.clear()
 
         async def crowd():
@@ -102,6 +103,9 @@ def test_200_clients_against_a_queue_of_16():
             assert answer.json()["error"]["code"] == "full"
         server.idle()
         assert server.client().completions.create(**body(max_tokens=6)).choices[0].text == before
+        grown = psutil.Process().memory_info().rss - memory
+        print(f"200 clients against a queue of 16: {grown / 2**20:.1f} MiB more, the clients' own included")
+        assert grown < 64 * 2**20
 
 
 def test_a_client_that_is_refused_comes_again_by_itself():
