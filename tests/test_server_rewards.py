@@ -31,11 +31,30 @@ def raises(completions, **_):
     raise ValueError("the password is hunter2, in /etc/secret")
 
 
+class OftenRaises:
+    """Fails on several responses at once, and on every second one alone."""
+
+    calls = 0
+
+    def __call__(self, completions, **_):
+        self.calls += len(completions)
+        if len(completions) > 1 or self.calls % 2:
+            raise ValueError("the password is hunter2, in /etc/secret")
+        return [0.0]
+
+
 def column(completions, wish=None, **_):
     return [float(len(text)) if wish[0] == "long" else -float(len(text)) for text in completions]
 
 
-REWARDS = {"letters": letter_reward, "hangs": hangs, "raises": raises, "column": column, "sentiment": "sentiment"}
+REWARDS = {
+    "letters": letter_reward,
+    "hangs": hangs,
+    "raises": raises,
+    "often raises": OftenRaises(),
+    "column": column,
+    "sentiment": "sentiment",
+}
 SMALL = {"prompt": "a b", "rollouts": 3, "steps": 2, "max_new_tokens": 6, "seed": 1, "raw": True}
 
 
@@ -161,6 +180,15 @@ def test_a_reward_that_raises_ends_its_run_and_tells_no_secret(server):
         streamed = http.post("/v1/completions", json={**body, "stream": True}).text
     last = streamed.strip().split("\n\n")[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "reward_failed" and "[DONE]" not in streamed
+
+
+def test_a_reward_that_fails_at_times_tells_no_secret_in_the_notes_of_a_run(server):
+    """The run goes on without what could not be scored; the note says that and nothing of what was raised."""
+    _, told = outcome(server, reward=["sentiment", "often raises"], on_reward_error="none", max_new_tokens=12)
+    with server.http() as http:
+        events = http.get(f"/misvo/v1/runs/{told['id']}/events").text
+    assert told["state"] == "completed", told
+    assert "often raises" in events and "ValueError" in events and "hunter2" not in events + json.dumps(told)
 
 
 def test_a_reward_that_hangs_ends_its_own_run_alone(server):

@@ -49,7 +49,7 @@ def create_app(
         Middleware(
             CORSMiddleware,
             allow_origins=list(config.origins),
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "Last-Event-ID"],
         )
     ]

@@ -73,12 +73,19 @@ def of(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RewardError):
-        cause = error.__cause__
-        what = "" if cause is None or isinstance(cause, MisvoError) else f" ({type(cause).__name__})"
+        cause = root(error)
+        what = "" if isinstance(cause, MisvoError) else f" ({type(cause).__name__})"
         return ApiError(500, f"the reward could not score the responses{what}.", code="reward_failed", retry=False)
     if isinstance(error, MisvoError):
         return ApiError(400, str(error))
     return ApiError(500, "something went wrong in the server.", code="internal_error", retry=False)
+
+
+def root(error: BaseException) -> BaseException:
+    """What an error began with."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def reply(error: ApiError) -> Reply:

@@ -5,15 +5,18 @@ twice at the same time, whichever requests ask for it. A thread cannot be stoppe
 behind, and another takes its place; after a few of those the reward is refused at once until one comes back.
 """
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from misvo.errors import RewardError
+from misvo.errors import MisvoError, RewardError
 from misvo.rewards.contract import Reward, adapt, evaluate
+from misvo.server.errors import root
 
+log = logging.getLogger("misvo-server")
 MOST_STUCK = 3
 
 
@@ -88,4 +91,14 @@ class Guarded:
         return Guarded(self.reward, self.line, self.seconds)
 
     def __call__(self, prompts, completions, log_metric=None, log_extra=None, **columns):
-        return self.line.ask(lambda: evaluate(self.reward, prompts, completions, **columns), self.seconds)
+        return self.line.ask(lambda: self._evaluate(prompts, completions, columns), self.seconds)
+
+    def _evaluate(self, prompts, completions, columns):
+        """What goes wrong inside is told without its words, which may hold secrets; they go to the log."""
+        try:
+            return evaluate(self.reward, prompts, completions, **columns)
+        except RewardError as error:
+            cause = root(error)
+            log.warning("the reward %r has failed", self.line.name, exc_info=cause)
+            what = "" if isinstance(cause, MisvoError) else f" ({type(cause).__name__})"
+            raise RewardError(f"the reward {self.line.name!r} failed{what}.") from error

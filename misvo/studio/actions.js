@@ -150,7 +150,7 @@ export function createActions(store, { say, complain, fillForm, formPrompt }) {
     if (otherNoise) noise += 1;
     sampling.abort();
     sampling = new AbortController();
-    store.set({ pair: { ...(store.state.pair ?? {}), strength, waiting: true } });
+    store.set({ pair: { strength, ...(store.state.pair ?? {}), waiting: true } }); // what is shown stays until then
     const { source } = store.state;
     const drawn = await attempt(() => api.generate({ ...order(), strength: strength === 0 ? [0] : [0, strength] }, sampling.signal));
     if (!drawn || store.state.source !== source) return;

@@ -30,7 +30,7 @@ export function strengthView(section, store, actions) {
     section.hidden = source === null || model === null;
     show(whose, source?.steering ? `The steering "${source.steering}", on: ${oneLine(source.prompt)}` : "");
     measure.disabled = measured === "asked";
-    if (drawn) {
+    if (drawn && !drawn.waiting) {
       slider.value = drawn.strength;
       show(shown, drawn.strength.toFixed(1));
     }
