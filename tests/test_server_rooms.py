@@ -1,6 +1,7 @@
 """How many rows decode at once: as many as `steer_many` has for the same prompts, and anew when prompts come and go."""
 
 import threading
+import time
 import warnings
 from types import SimpleNamespace
 
@@ -116,11 +117,19 @@ def test_who_leaves_while_waiting_for_rows_is_forgotten():
     config = Config(name="tiny", max_rows=4)
     with served(make_policy(), {"letters": letter_reward}, config) as server, server.http() as http:
         session = server.core.engine._session
-        busy = {"prompt": "a", "reward": "letters", "rollouts": 4, "steps": 400, "max_new_tokens": 40}
-        other = http.post("/misvo/v1/runs", json={**busy, "min_new_tokens": 40}).json()["id"]
+        step = session.engine.model.body_step
+
+        def slow(*given):  # a step of two seconds: between two of them rows would be free for a moment
+            time.sleep(0.02)
+            return step(*given)
+
+        session.engine.model.body_step = slow
+        busy = {"prompt": "a", "reward": "letters", "rollouts": 4, "steps": 4, "max_new_tokens": 100}
+        other = http.post("/misvo/v1/runs", json={**busy, "min_new_tokens": 100}).json()["id"]
         with pytest.raises(httpx2.ReadTimeout):
             http.post("/v1/completions", json={"model": "tiny", "prompt": "b", "max_tokens": 40, "n": 4}, timeout=0.5)
         server.wait_until(lambda: server.core.places.taken == 1 and not session._waiting)
         assert http.get(f"/misvo/v1/runs/{other}").json()["state"] == "in_progress"
         http.delete(f"/misvo/v1/runs/{other}")
+        del session.engine.model.body_step
         server.idle()
