@@ -73,9 +73,8 @@ def of(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RewardError):
-        cause = root(error)
-        what = "" if isinstance(cause, MisvoError) else f" ({type(cause).__name__})"
-        return ApiError(500, f"the reward could not score the responses{what}.", code="reward_failed", retry=False)
+        what = f"the reward could not score the responses{began_with(error)}."
+        return ApiError(500, what, code="reward_failed", retry=False)
     if isinstance(error, MisvoError):
         return ApiError(400, str(error))
     return ApiError(500, "something went wrong in the server.", code="internal_error", retry=False)
@@ -86,6 +85,12 @@ def root(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def began_with(error: BaseException) -> str:
+    """The kind of a foreign error that an error of ours began with, as the end of a sentence; without its words."""
+    cause = root(error)
+    return "" if isinstance(cause, MisvoError) else f" ({type(cause).__name__})"
 
 
 def reply(error: ApiError) -> Reply:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from misvo.errors import MisvoError, RewardError
+from misvo.errors import RewardError
 from misvo.rewards.contract import Reward, adapt, evaluate
-from misvo.server.errors import root
+from misvo.server.errors import began_with, root
 
 log = logging.getLogger("misvo-server")
 MOST_STUCK = 3
@@ -98,7 +98,5 @@ class Guarded:
         try:
             return evaluate(self.reward, prompts, completions, **columns)
         except RewardError as error:
-            cause = root(error)
-            log.warning("the reward %r has failed", self.line.name, exc_info=cause)
-            what = "" if isinstance(cause, MisvoError) else f" ({type(cause).__name__})"
-            raise RewardError(f"the reward {self.line.name!r} failed{what}.") from error
+            log.warning("the reward %r has failed", self.line.name, exc_info=root(error))
+            raise RewardError(f"the reward {self.line.name!r} failed{began_with(error)}.") from error

@@ -48,7 +48,6 @@ export const store = createStore({
   status: null,
   runs: [],
   steerings: [],
-  problem: "", // one sentence
   ...EMPTY_RUN,
 });
 
