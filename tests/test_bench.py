@@ -23,7 +23,7 @@ from tolerances import room, rounding, unit
 
 import misvo
 from misvo.bench import config as configs
-from misvo.bench import sweep, trackers
+from misvo.bench import results, sweep, trackers
 from misvo.bench.plan import make_plan
 from misvo.bench.progress import Estimator, clock
 from misvo.errors import MisvoError
@@ -251,6 +251,22 @@ def test_settings_of_a_cell_add_up(world):
     assert (second.cost, second.penalty) == ("none", 2.0)
 
 
+def test_a_method_may_run_on_the_first_prompts_alone(world, tmp_path):
+    """What it leaves out is not missing; the other methods have all prompts."""
+    raw = raw_config(world, methods=("best-of-n", "aisp"), seeds=(1,), batch=2)
+    raw["methods"][1]["prompts"] = 3
+    done = sweep.run(configs.from_dict(raw), tmp_path / "r")
+    rows = read_lines(tmp_path / "r" / "rows.jsonl")
+    found = {method: [r["prompt"] for r in rows if r["method"] == method] for method in ("best-of-n", "aisp")}
+    assert found == {"best-of-n": ["p0", "p1", "p2", "p3", "p4"], "aisp": ["p0", "p1", "p2"]}
+    assert (done.rows, done.total) == (8, 8)
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["complete"]
+    assert results.load([tmp_path / "r"]).missing == []
+    raw["methods"][1]["prompts"] = 4
+    with pytest.raises(MisvoError, match="first_prompts"):
+        sweep.run(configs.from_dict(raw), tmp_path / "r")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -259,6 +275,7 @@ def test_settings_of_a_cell_add_up(world):
         (lambda raw: raw["methods"].append({"method": "misvo"}), "two methods are called 'misvo'"),
         (lambda raw: raw["methods"].append({"method": "mpc"}), "unknown method 'mpc'"),
         (lambda raw: raw["methods"][0].update(tasks=["shop"]), "unknown task of the method misvo"),
+        (lambda raw: raw["methods"][0].update(prompts=0), r"prompts of \[\[methods\]\] must be a whole number"),
         (lambda raw: raw["tasks"].append({"name": "shpp"}), "did you mean 'shp'"),
         (lambda raw: raw.update(seeds=[1, 1]), "seeds must be"),
         (lambda raw: raw.update(seed=1), "did you mean 'seeds'"),

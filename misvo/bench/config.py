@@ -13,9 +13,11 @@
     first = 100                   # leave out the rows before this one, counted from 0
     longest = 150                 # leave out prompts of more tokens, in those of the first model
     prompts = 8                   # of what is left, drawn by sample_seed; the first ones where that is not given
-    more_data = "more.jsonl"      # prompts of another file between these, all of them
+    more_data = "more.jsonl"      # prompts of another file before these, all of them
     [[methods]]
     method = "misvo"              # with any other field of misvo.Settings
+    tasks = ["shp"]               # only on these; `models` likewise
+    prompts = 4                   # only on the first ones of each task
 
 Settings of a cell are those of [settings], then of its task, its model, its method: the last one wins. Those that cells
 share go to the methods that have them; a method is refused options that it does not have.
@@ -97,6 +99,7 @@ class Method:
     settings: dict
     tasks: tuple[str, ...] | None = None  # labels of the only tasks that it runs on
     models: tuple[str, ...] | None = None
+    prompts: int | None = None  # only the first ones of each task
 
 
 @dataclass(frozen=True)
@@ -230,13 +233,15 @@ def _beside(file, folder):
 
 def _method(entry):
     entry = dict(entry)
-    label, tasks, models = entry.pop("label", None), entry.pop("tasks", None), entry.pop("models", None)
-    _check_settings("[[methods]]", entry, ["label", "tasks", "models"])
+    label, tasks, models, prompts = (entry.pop(name, None) for name in ("label", "tasks", "models", "prompts"))
+    _check_settings("[[methods]]", entry, ["label", "tasks", "models", "prompts"])
+    if prompts is not None and (type(prompts) is not int or prompts < 1):
+        raise MisvoError(f"prompts of [[methods]] must be a whole number of at least 1, not {prompts!r}.")
     name, cost = entry.get("method", Settings.method), entry.get("cost", Settings.cost)
     if label is None and name == "misvo":
         label = entry.get("preset") or (f"{name}/{cost}" if cost != Settings.cost else None)
     label = label or name
-    return Method(label, entry, tasks and tuple(tasks), models and tuple(models))
+    return Method(label, entry, tasks and tuple(tasks), models and tuple(models), prompts)
 
 
 def _with_data(tasks, data):

@@ -68,6 +68,7 @@ class Plan:
                     "task": cell.task.label,
                     "method": cell.method.label,
                     "settings": {k: v for k, v in deciding(cell.settings.to_dict()).items() if k != "seed"},
+                    **({"first_prompts": cell.method.prompts} if cell.method.prompts else {}),
                 }
                 for cell in config.cells()
             },
@@ -77,6 +78,12 @@ class Plan:
             "held_out": config.held_out,
             "save_vectors": config.save_vectors,
         }
+
+
+def expected_rows(resolved: dict, cell: dict) -> int:
+    """How many rows a cell of a resolved config has when it is finished."""
+    prompts = resolved["tasks"][cell["task"]]["prompts"][: cell.get("first_prompts")]
+    return len(prompts) * len(resolved["seeds"])
 
 
 def make_plan(config: Config) -> Plan:
@@ -94,7 +101,7 @@ def make_plan(config: Config) -> Plan:
             for start in range(0, max(len(task.rows) for task in loaded.values()), size):
                 for cell in [cell for cell in cells if cell.model is model]:
                     task = loaded[cell.task.label]
-                    if rows := tuple(task.rows[start : start + size]):
+                    if rows := tuple(task.rows[: cell.method.prompts][start : start + size]):
                         chunks.append(Chunk(cell, seed, rows, task.reward_spec))
     return Plan(config, loaded, chunks, notes)
 
@@ -113,7 +120,7 @@ def load_task(entry: TaskEntry, model: Model) -> tuple[tasks.Task, str | None]:
             task = task.no_longer_than(entry.longest, lambda prompt: len(render(tokenizer, prompt)))
     task = task.sample(count, entry.sample_seed)
     if entry.more_data is not None:
-        task = task.mixed_with(tasks.load(entry.name, entry.more_data, entry.reward))
+        task = task.after(tasks.load(entry.name, entry.more_data, entry.reward))
     return task, note
 
 

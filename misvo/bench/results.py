@@ -14,6 +14,7 @@ import numpy as np
 
 from misvo import metrics
 from misvo.bench.folder import CONFIG, ENVIRONMENT, read_config, whole_rows
+from misvo.bench.plan import expected_rows
 from misvo.bench.sweep import latest
 from misvo.errors import MisvoError
 from misvo.lines import read_json
@@ -200,10 +201,9 @@ def _add_run(results, folder):
         well = [row for row in mine if "error" not in row]
         where = f"{cell['model']} × {cell['task']} × {cell['method']}"
         results.errors += [(f"{where} × {r['prompt']} × seed {r['seed']}", r["error"]) for r in mine if "error" in r]
-        prompts, seeds = resolved["tasks"][cell["task"]]["prompts"], resolved["seeds"]
-        absent = len(prompts) * len(seeds) - len(mine)
-        if absent:
-            results.missing.append(f"{where}: {absent} of {len(prompts) * len(seeds)} prompts are not done yet")
+        expected = expected_rows(resolved, cell)
+        if len(mine) < expected:
+            results.missing.append(f"{where}: {expected - len(mine)} of {expected} prompts are not done yet")
         failed = len(mine) - len(well)
         if failed:
             results.missing.append(f"{where}: {failed} prompts failed and are left out")

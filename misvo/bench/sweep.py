@@ -14,7 +14,7 @@ from pathlib import Path
 from misvo.bench.config import Config
 from misvo.bench.environment import environment
 from misvo.bench.folder import CONFIG, SUMMARY, RunFolder, whole_rows
-from misvo.bench.plan import KEY, make_plan
+from misvo.bench.plan import KEY, expected_rows, make_plan
 from misvo.bench.progress import SweepProgress
 from misvo.bench.reader import Reader, Text
 from misvo.bench.trackers import open_trackers, scalars
@@ -144,7 +144,7 @@ def summarise(folder: Path) -> dict:
     for name, cell in resolved["cells"].items():
         mine = [row for row in rows.values() if all(row[part] == cell[part] for part in ("model", "task", "method"))]
         well = [row for row in mine if "error" not in row]
-        expected = len(resolved["tasks"][cell["task"]]["prompts"]) * len(resolved["seeds"])
+        expected = expected_rows(resolved, cell)
         cells[name] = {
             "expected": expected,
             "finished": len(well),

@@ -14,7 +14,6 @@ import json
 import random
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
 
 from misvo.errors import MisvoError
 from misvo.tasks.row import CODE, Row
@@ -65,10 +64,9 @@ class Task:
             raise MisvoError(f"the task {self.name} has no prompt of at most {longest} tokens ({self.source}).")
         return replace(self, rows=rows)
 
-    def mixed_with(self, other: "Task") -> "Task":
-        """The rows of this task and of another in turn, so that a few of them are of both; the reward is this one's."""
-        pairs = zip_longest(self.rows, other.rows)
-        rows, source = [row for pair in pairs for row in pair if row is not None], f"{self.source} and {other.source}"
+    def after(self, other: "Task") -> "Task":
+        """The rows of another task, then those of this one; the reward is this one's."""
+        rows, source = [*other.rows, *self.rows], f"{other.source} and {self.source}"
         _check_ids(rows, source)
         return replace(self, rows=rows, source=source)
 
