@@ -4,13 +4,15 @@ A prompt is always read alone and its cache is padded afterwards, so what it hol
 Works on full and sliding attention and on convolution or recurrent states (LFM2 and other hybrids); `reorder_cache` is
 used throughout because it is the one batch operation that all of these layers have.
 
-Rows of different lengths share a batch in one of two ways. Where all attention is full and takes its mask from the keys
-(`aligns`), rows begin at one column (`misvo.row_layer`), and `columns` says where each of them stands. Elsewhere they
-end at one column, padded on the left, and the model makes its masks. A cache of nothing but full attention also need
-not close ranks when rows leave: the last rows take the empty places, and `slots` says where each row of the batch is.
+Rows of different lengths share a batch in one of two ways. Where attention takes its mask from the keys (`aligns`),
+rows begin at one column (`misvo.row_layer`), `columns` says where each of them stands, and rows may have a prompt in
+common that is kept once. Elsewhere they end at one column, padded on the left, and the model makes its masks. A cache
+of nothing but attention also need not close ranks when rows leave: the last rows take the empty places, and `slots`
+says where each row of the batch is.
 
-What rows are copied from, a source, is a plain cache of transformers in which all rows have read as many tokens: that
-of a prompt, of one row, or rows that were taken out of a batch, which any number of rows may go on from.
+What rows go on from, a source, is a plain cache of transformers in which all rows have read as many tokens: that of a
+prompt, of one row, or rows that were taken out of a batch, which any number of rows may go on from. Where its rows have
+a prompt in common, it holds what comes behind it.
 """
 
 import copy
@@ -28,9 +30,10 @@ from transformers.cache_utils import (
 
 from misvo.errors import MisvoError
 from misvo.padded_layer import PaddedLayer
-from misvo.row_layer import Columns, RowLayer
+from misvo.row_layer import Columns, Common, RowLayer
 
 # Exact types: a subclass may keep more state than these functions know of.
+ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)
 MERGEABLE = (
     DynamicSlidingWindowLayer,
     LinearAttentionLayer,
@@ -40,39 +43,60 @@ MERGEABLE = (
 
 
 def aligns(cache: Cache, attention: str | None) -> bool:
-    """Whether rows can begin at one column: full attention by sdpa on a CPU, or states that have no columns.
+    """Whether rows can begin at one column: attention by sdpa on a CPU, or states that have no columns.
 
     On a GPU the fused kernels know either a mask or grouped heads, so there the model gets its mask as usual.
     """
-    if attention != "sdpa" or not {type(layer) for layer in cache.layers} <= {DynamicLayer, LinearAttentionLayer}:
+    if attention != "sdpa" or not {type(layer) for layer in cache.layers} <= {*ATTENTION, LinearAttentionLayer}:
         return False
-    return all(layer.device.type == "cpu" for layer in cache.layers if type(layer) is DynamicLayer)
+    return all(layer.device.type == "cpu" for layer in cache.layers if type(layer) in ATTENTION)
 
 
-def replicate(source: Cache, rows: torch.Tensor, room: int = 0, aligned: bool = False) -> Cache:
-    """A new cache with copies of the given rows of `source`, which stays as it is, and room for more tokens."""
+def replicate(
+    source: Cache, rows: torch.Tensor, room: int = 0, aligned: bool = False, common: Common | None = None, read: int = 0
+) -> Cache:
+    """A new cache of rows that go on from the given ones of `source`, which stays as it is; see `join`."""
     fresh = copy.copy(source)
     fresh.columns = Columns() if aligned else None
-    fresh.layers = [_replicated(layer, rows, room, fresh.columns) for layer in source.layers]
+    if aligned:
+        kinds = source.layers if common is None else common.cache.layers  # those of a prompt know their window
+        fresh.layers = [
+            RowLayer(kinds[index], index, fresh.columns) if type(layer) in ATTENTION else _copied(layer, rows)
+            for index, layer in enumerate(source.layers)
+        ]
+        _join_aligned(fresh, source, rows, room, common, read)
+    else:
+        fresh.layers = [
+            PaddedLayer(layer, rows, room) if type(layer) is DynamicLayer else _copied(layer, rows)
+            for layer in source.layers
+        ]
     plain = all(isinstance(layer, RowLayer | PaddedLayer) for layer in fresh.layers)
     fresh.slots = torch.arange(len(rows)) if plain else None
     return fresh
 
 
-def _replicated(layer, rows, room, columns):
-    if type(layer) is DynamicLayer:
-        return PaddedLayer(layer, rows, room) if columns is None else RowLayer(layer, rows, room, columns)
+def _copied(layer, rows):
     layer = copy.deepcopy(layer)
     layer.reorder_cache(rows)
     return layer
 
 
-def join(cache: Cache, source: Cache, rows: torch.Tensor, room: int = 0) -> None:
-    """Add copies of the given rows of `source` to a batch, in place."""
+def join(
+    cache: Cache, source: Cache, rows: torch.Tensor, room: int = 0, common: Common | None = None, read: int = 0
+) -> None:
+    """Add rows to a batch, in place, that go on from the given ones of `source`, with room for so many tokens.
+
+    Rows that begin at one column may have something in common: then `source` is its cache, or holds what comes behind
+    it. `read` says how many tokens they have read.
+    """
     if cache.slots is not None:
         cache.slots = torch.cat([cache.slots, len(cache.slots) + torch.arange(len(rows))])
+    if cache.columns is not None:
+        _join_aligned(cache, source, rows, room, common, read)
     for index, layer in enumerate(cache.layers):
-        if isinstance(layer, RowLayer | PaddedLayer):
+        if isinstance(layer, RowLayer):
+            continue
+        if isinstance(layer, PaddedLayer):
             layer.join(source.layers[index], rows, room)
             continue
         if type(layer) not in MERGEABLE:
@@ -80,16 +104,25 @@ def join(cache: Cache, source: Cache, rows: torch.Tensor, room: int = 0) -> None
                 f"this model's cache layer {type(layer).__name__} cannot hold several prompts at once: "
                 "steer one prompt at a time with rollouts no larger than max_rows."
             )
-        layers = [layer, _replicated(source.layers[index], rows, room, None)]
+        layers = [layer, _copied(source.layers[index], rows)]
         if isinstance(layer, DynamicLayer):
             _merge_attention(layers)
         if isinstance(layer, LinearAttentionLayer):
             _merge_states(layers)
 
 
+def _join_aligned(cache, source, rows, room, common, read):
+    cache.columns.join(len(rows), common, read)
+    for layer in cache.layers:
+        if isinstance(layer, RowLayer):
+            layer.join(source.layers[layer.index], rows, room, copied=common is None or common.cache is not source)
+
+
 def select(cache: Cache, keep: torch.Tensor) -> None:
-    """Keep only the rows `keep`, in place: of full attention, at most as many rows are moved as have left."""
+    """Keep only the rows `keep`, in place: of attention, at most as many rows are moved as have left."""
     if cache.slots is None:
+        if cache.columns is not None:
+            cache.columns.reorder(keep)
         cache.reorder_cache(keep)
         return
     slots, count = cache.slots[keep], len(keep)
@@ -97,13 +130,32 @@ def select(cache: Cache, keep: torch.Tensor) -> None:
     taken = torch.zeros(count, dtype=torch.bool)
     taken[slots[~movers]] = True
     holes = torch.nonzero(~taken).squeeze(-1)
+    if cache.columns is not None:
+        cache.columns.move(slots[movers], holes, count)
     for layer in cache.layers:
         layer.move(slots[movers], holes, count)
     cache.slots = slots.masked_scatter(movers, holes)
 
 
+def check_attention(cache: Cache) -> None:
+    """Refuse a model whose attention took the keys of a batch for plain ones: it saw neither mask nor prompt."""
+    for layer in cache.layers if cache.columns is not None else []:
+        if isinstance(layer, RowLayer) and layer.given is not None and not layer.given.attended:
+            raise MisvoError(
+                'this model says sdpa but attends in another way: load it with attn_implementation="eager".'
+            )
+
+
+def common_of(cache: Cache, row: int) -> Common | None:
+    """What a row of a batch has in common with others."""
+    if cache.columns is None:
+        return None
+    return cache.columns.common(row if cache.slots is None else int(cache.slots[row]))
+
+
 def take(cache: Cache, rows: torch.Tensor, depth: int) -> Cache:
-    """A source of the given rows of a batch, which have read `depth` tokens each; the batch stays as it is."""
+    """A source of the given rows of a batch, which have read `depth` tokens each and have the same in common; the batch
+    stays as it is."""
     if cache.slots is not None:
         rows = cache.slots[rows]
     source = copy.copy(cache)

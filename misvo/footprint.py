@@ -17,7 +17,7 @@ from misvo.budget import PREFIXES, STEPS
 from misvo.cache import bytes_per_row
 from misvo.head import BLOCK_BYTES, Shift
 from misvo.race import HEAT
-from misvo.row_layer import visible_width
+from misvo.row_layer import TOGETHER, visible_width
 from misvo.sampling import sampler_of
 from misvo.settings import Settings
 from misvo.tie import TIES
@@ -47,7 +47,8 @@ class Shape:
     cache_fixed: float = 0.0  # bytes of a row whatever its length: convolution or recurrent states
     window: int | None = None  # layers with sliding attention hold at most so many tokens
     cache_in_window: float = 0.0  # bytes per token in those layers
-    cache_copied: float = 0.0  # bytes per token of the largest layer that is copied as it grows, one layer at a time
+    cache_copied: float = 0.0  # bytes per token of the largest layer that is copied as it grows, one layer at a time,
+    # where rows do not begin at one column
     precision: int = 4  # bytes of each number of a hidden state
     linear: int = 0  # inputs and outputs of all linear layers of the body: what adapters and their gradients grow with
     aligned: int | None = None  # where rows begin at one column (`misvo.row_layer`): the size of a head
@@ -63,14 +64,23 @@ class Shape:
         sizes["linear"] = sum(layer.in_features + layer.out_features for layer in layers)
         return cls(policy.name, sum(parameters.values()), **sizes, **cache, aligned=policy.aligned_head(prefix))
 
-    def row(self, tokens: int) -> float:
-        """Bytes of one row of a batch, with room for so many tokens."""
-        return self.cache(tokens if self.aligned is None else visible_width(tokens, self.aligned))
+    def row(self, prompt: int, tokens: int, together: bool) -> float:
+        """Bytes of one row of a batch that goes on from a prompt, with room for so many tokens.
+
+        Where rows begin at one column, those that go on together hold none of the prompt.
+        """
+        if self.aligned is None:
+            return self.cache(prompt + tokens) + self._inside(prompt + tokens) * self.cache_copied
+        own = visible_width(tokens if together else prompt + tokens, self.aligned)
+        seen = visible_width(tokens if together else self._inside(prompt) + tokens, self.aligned)
+        return own * self.cache_per_token + seen * self.cache_in_window + self.cache_fixed
 
     def cache(self, tokens: int) -> float:
         """Bytes of the keys, values and states of so many tokens."""
-        inside = tokens if self.window is None else min(tokens, self.window)
-        return tokens * self.cache_per_token + inside * (self.cache_in_window + self.cache_copied) + self.cache_fixed
+        return tokens * self.cache_per_token + self._inside(tokens) * self.cache_in_window + self.cache_fixed
+
+    def _inside(self, tokens):
+        return tokens if self.window is None else min(tokens, self.window)
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,7 @@ def run_bytes(
     """
     K, T, V, held = settings.rollouts, settings.max_new_tokens, shape.vocabulary, Held.by(settings)
     rows = K * prompts if rows is None else rows
+    row = shape.row(prompt, T, K >= TOGETHER)
     kept = {
         "mean law": prompts * held.mean_laws * V * FP32,
         "shift": prompts * held.shifts * V * FP32,
@@ -138,14 +149,14 @@ def run_bytes(
     }
     waiting = max(rows * V * FP32, min(projection.BYTES, rows * T * V * FP32))
     decoding = {
-        "cache": (1 + held.stems) * rows * shape.row(prompt + T) + prompts * shape.cache(prompt),
+        "cache": (1 + held.stems) * rows * row + prompts * shape.cache(prompt),
         "logits": rows * held.scratch * V * FP32,
         "laws": waiting,
         "race": RUNNER * min(HEAT, rows * V),
     }
     others = max(0, rows - K)
     updating = {
-        "cache": others * shape.row(prompt + T) + prompts * shape.cache(prompt),
+        "cache": others * row + prompts * shape.cache(prompt),
         "laws": waiting if others else 0.0,
         "products": max(held.update * V * FP32, min(BLOCK_BYTES, held.blocks * V * FP32)),
     }

@@ -21,6 +21,7 @@ from misvo.fields import parse_bytes
 from misvo.head import Head
 from misvo.int8 import Int8Linear
 from misvo.linear import PackedLinear
+from misvo.row_layer import Common
 from misvo.settings import Settings
 
 # Names under which configs keep a scalar on the logits, and what it multiplies them by.
@@ -36,8 +37,9 @@ class Prefix:
     """What has been read: a prompt, or rows that were taken out of a batch; as many tokens in each row."""
 
     length: int  # tokens of a row
-    cache: Cache
+    cache: Cache  # of what comes behind `common`
     hidden: torch.Tensor  # (rows, d), the states that the next tokens are drawn from
+    common: Common | None = None  # what all of its rows go on from
 
 
 class Model:
@@ -158,12 +160,14 @@ class Model:
             past_key_values=cache,
             use_cache=True,
         )
+        kv.check_attention(cache)
         hidden = output.last_hidden_state[:, -1].to(self.head.device)
         return hidden if cache.slots is None else hidden[cache.slots.to(hidden.device)]
 
-    def replicate(self, prefix: Prefix, rows: torch.Tensor, room: int):
-        """A cache of copies of rows that have been read, with room for so many tokens more."""
-        return kv.replicate(prefix.cache, rows, room, self.aligned_head(prefix) is not None)
+    def replicate(self, prefix: Prefix, rows: torch.Tensor, room: int, common: Common | None = None):
+        """A cache of rows that go on from those that have been read, with room for so many tokens more."""
+        aligned = self.aligned_head(prefix) is not None
+        return kv.replicate(prefix.cache, rows, room, aligned, common, prefix.length)
 
     def aligned_head(self, prefix: Prefix) -> int | None:
         """The size of a head where rows of this model begin at one column (`misvo.row_layer`), None elsewhere."""

@@ -1,8 +1,7 @@
 """A full-attention cache layer for batches whose masks the model makes: rows end at one column, padded on the left.
 
 Written in place, with room to grow, where the layers of transformers copy all keys and values for every token. It
-serves on a GPU, beside sliding windows, and for other kinds of attention than sdpa; elsewhere `misvo.row_layer` does
-better.
+serves on a GPU and for other kinds of attention than sdpa; elsewhere `misvo.row_layer` does better.
 """
 
 import torch

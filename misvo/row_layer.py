@@ -1,9 +1,11 @@
-"""A full-attention cache layer in which every row begins at column 0 and nothing depends on its batch mates.
+"""A cache layer in which every row begins at column 0 and nothing depends on its batch mates.
 
 The layers of transformers concatenate: each token copies all keys and values of all rows, a third of the time of 64
 rows here. And where rows of different lengths need a mask, transformers repeats the keys of grouped heads to full
 width, nine times as slow on a CPU as leaving them grouped. `RowLayer` mends both without a change to the model: each
-token is written in place, at the column where its row stands, and attention gets keys that bring their mask along.
+token is written in place, at the column where its row stands, and attention gets keys that bring their mask along. Rows
+that go on from one prompt hold only what comes behind it, and look at the prompt itself together
+(`misvo.row_attention`).
 
 Sums over keys then have the same order whatever else is in the batch: what a row cannot see lies behind what it sees,
 and adds exact zeros. Attention on a CPU needs two more things for the same bits (PyTorch's kernel, fp32). Its threads
@@ -13,11 +15,15 @@ it. `visible_width` chooses widths accordingly. Beyond 512 columns the kernel go
 depend on the mates again.
 """
 
+from dataclasses import dataclass
+
 import torch
-from torch.nn.functional import scaled_dot_product_attention
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from misvo.row_attention import Part, RowKeys
 
 LINE = 16  # floats in a cache line, and in the widest vector
+TOGETHER = 4  # rows of a request from which on they keep their prompt once; fewer are as quick with copies of it
 
 
 def visible_width(tokens: int, head_size: int) -> int:
@@ -25,58 +31,149 @@ def visible_width(tokens: int, head_size: int) -> int:
     return -(-tokens // LINE) * LINE + (-2 - head_size) % LINE
 
 
+@dataclass(frozen=True)
+class Common:
+    """What rows go on from and do not copy: a prompt that was read."""
+
+    cache: Cache  # of one row
+    length: int  # tokens
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Where a row of a batch began."""
+
+    common: Common | None
+    read: int  # tokens that it had read when it joined
+
+    def start(self, window: int | None) -> int:
+        """The position of its first column: layers with a window hold no more of what was read than they can see."""
+        if self.common is not None:
+            return self.common.length
+        return 0 if window is None else max(0, self.read + 1 - window)
+
+
+class Places:
+    """Where the rows stand in layers of one kind: the column of each row's next token, and what it may look at."""
+
+    def __init__(self, own: torch.Tensor, window: int | None):
+        self.own, self.window, self._masks = own, window, {}
+        self.rows, self.deepest = torch.arange(len(own)), int(own.max())
+        self.level = bool((own == self.deepest).all())
+
+    def mask(self, width: int) -> torch.Tensor:
+        """What each row may look at of its own once its next token is written, (rows, 1, 1, width)."""
+        if width not in self._masks:
+            behind = self.own[:, None] - torch.arange(width)  # by how many tokens a column lies behind
+            seen = behind >= 0 if self.window is None else (behind >= 0) & (behind < self.window)
+            self._masks[width] = seen[:, None, None]
+        return self._masks[width]
+
+
 class Columns:
-    """Where the rows of a batch stand, for all layers of its cache: the column of each row's next token."""
+    """The rows of a batch, for all layers of its cache: where each began, and how many tokens it has read."""
 
     def __init__(self):
-        self.depths, self.rows, self._masks = None, None, {}
+        self._rows: list[_Row] = []
+        self._groups: list[tuple[Common, torch.Tensor | None]] | None = None
+        self._places: dict[int | None, Places] = {}
+
+    def join(self, rows: int, common: Common | None = None, read: int = 0) -> None:
+        self._change([*self._rows, *[_Row(common, read)] * rows])
+
+    def move(self, sources: torch.Tensor, targets: torch.Tensor, count: int) -> None:
+        """Put some rows in the place of others, and keep the first `count`."""
+        rows = list(self._rows)
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            rows[target] = self._rows[source]
+        self._change(rows[:count])
+
+    def reorder(self, order: torch.Tensor) -> None:
+        self._change([self._rows[row] for row in order.tolist()])
 
     def stand_at(self, depths: torch.Tensor) -> None:
         """Row b has read depths[b] tokens."""
-        self.depths, self.rows, self._masks = depths, torch.arange(len(depths)), {}
-        self.deepest = int(depths.max())
-        self.level = bool((depths == self.deepest).all())
+        self._depths, self._places = depths, {}
 
-    def mask(self, width: int) -> torch.Tensor:
-        """What each row may look at once its next token is written, (rows, 1, 1, width)."""
-        if width not in self._masks:
-            self._masks[width] = (torch.arange(width) <= self.depths[:, None])[:, None, None]
-        return self._masks[width]
+    def places(self, window: int | None) -> Places:
+        if window not in self._places:
+            starts = torch.tensor([row.start(window) for row in self._rows])
+            self._places[window] = Places(self._depths - starts, window)
+        return self._places[window]
+
+    def common(self, row: int) -> Common | None:
+        return self._rows[row].common
+
+    def own(self, row: int, depth: int, window: int | None) -> int:
+        """Columns that a row has filled of its own when it has read `depth` tokens."""
+        return depth - self._rows[row].start(window)
+
+    @property
+    def groups(self) -> list[tuple[Common, torch.Tensor | None]]:
+        """What is common to rows, and to which; None for all of them."""
+        if self._groups is None:
+            members: dict[int, tuple[Common, list[int]]] = {}
+            for index, row in enumerate(self._rows):
+                if row.common is not None:
+                    members.setdefault(id(row.common.cache), (row.common, []))[1].append(index)
+            self._groups = [
+                (common, None if len(rows) == len(self._rows) else torch.tensor(rows))
+                for common, rows in members.values()
+            ]
+        return self._groups
+
+    def _change(self, rows):
+        self._rows, self._groups, self._places = rows, None, {}
 
 
 class RowLayer(DynamicLayer):
     """Keys and values (rows, heads, columns, width); the live rows are [0, count)."""
 
-    def __init__(self, source: DynamicLayer, rows: torch.Tensor, room: int, columns: Columns):
+    def __init__(self, source: DynamicLayer, index: int, columns: Columns):
+        """Without rows yet; the layer of this index in sources that join."""
         super().__init__()
         self.dtype, self.device, self.is_initialized = source.dtype, source.device, True
-        self.columns, self.count = columns, 0
+        self.window = source.sliding_window if isinstance(source, DynamicSlidingWindowLayer) else None
+        self.columns, self.index, self.count = columns, index, 0
         self.buffers = [states.new_zeros(0, *states.shape[1:]) for states in (source.keys, source.values)]
-        self.join(source, rows, room)
+        self.given: RowKeys | None = None  # to attention, at the last token
+        self._look(0)
 
     def update(self, key_states, value_states, *args, **kwargs):
-        place = self.columns
+        place = self.columns.places(self.window)
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
             if place.level:
                 buffer[: self.count, :, place.deepest] = states[:, :, 0]
             else:
-                buffer[place.rows, :, place.depths] = states[:, :, 0]
+                buffer[place.rows, :, place.own] = states[:, :, 0]
         width = visible_width(place.deepest + 1, key_states.shape[-1])
         self._look(width)
-        return MaskedKeys.of(self.keys, place.mask(width)), self.values
+        self.given = RowKeys.of(self.keys, place.mask(width), self._parts(place))
+        return self.given, self.values
 
-    def join(self, source: DynamicLayer, rows: torch.Tensor, room: int) -> None:
-        """Add copies of the given rows of a source, with room for so many tokens behind them."""
-        (length, head_size), added = source.keys.shape[-2:], len(rows)
-        self._reserve(self.count + added, visible_width(length + room, head_size))
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """As of a cache without past: keys bring their mask, so the model need not make one."""
+        return query_length, 0
+
+    def join(self, source: DynamicLayer, rows: torch.Tensor, room: int, copied: bool = True) -> None:
+        """Add rows that go on from the given ones of a source, with room for so many tokens; copied or in common."""
+        length, added = source.keys.shape[-2] if copied else 0, len(rows)
+        self._reserve(self.count + added, visible_width(length + room, source.keys.shape[-1]))
         for buffer, states in zip(self.buffers, (source.keys, source.values), strict=True):
-            buffer[self.count : self.count + added, :, :length] = states if len(states) == 1 else states[rows]
+            if copied:
+                buffer[self.count : self.count + added, :, :length] = states if len(states) == 1 else states[rows]
         self.count += added
-        self._look(max(length, self.keys.shape[-2] if self.count > added else 0))
+        self._look(max(length, self.keys.shape[-2]))
 
     def take(self, rows: torch.Tensor, depth: int) -> DynamicLayer:
-        """A source of these rows."""
-        return plain_layer(self, *(buffer[rows, :, :depth] for buffer in self.buffers))
+        """A source of these rows, which have read as many tokens and have the same in common."""
+        own = self.columns.own(int(rows[0]), depth, self.window)
+        if self.window is None or self.columns.common(int(rows[0])) is not None:
+            return plain_layer(self, *(buffer[rows, :, :own] for buffer in self.buffers))
+        first = max(0, own + 1 - self.window)
+        layer = DynamicSlidingWindowLayer(self.window)
+        layer.cumulative_length = depth
+        return _filled(layer, self, *(buffer[rows, :, first:own] for buffer in self.buffers))
 
     def reorder_cache(self, beam_idx) -> None:
         """Keep the given rows, in their new order."""
@@ -91,6 +188,23 @@ class RowLayer(DynamicLayer):
             states[targets] = states[sources]
         self.count = count
         self._look(self.keys.shape[-2])
+
+    def _parts(self, place) -> list[Part]:
+        """What rows look at together."""
+        found = []
+        for common, rows in self.columns.groups:
+            layer = common.cache.layers[self.index]
+            if self.window is None:
+                found.append(Part(rows, layer.keys, layer.values))
+                continue
+            members = place.rows if rows is None else rows
+            own, held = place.own[members], layer.keys.shape[-2]
+            for depth in own.unique().tolist():  # rows at one position have the same window
+                first = max(0, held + depth + 1 - self.window)
+                if first < held:
+                    alike = rows if place.level else members[own == depth]
+                    found.append(Part(alike, layer.keys[:, :, first:], layer.values[:, :, first:]))
+        return found
 
     def _look(self, width):
         self.keys, self.values = (buffer[: self.count, :, :width] for buffer in self.buffers)
@@ -107,31 +221,10 @@ class RowLayer(DynamicLayer):
 
 def plain_layer(like: DynamicLayer, keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
     """A layer of transformers' own with these keys and values."""
-    layer = DynamicLayer()
+    return _filled(DynamicLayer(), like, keys, values)
+
+
+def _filled(layer, like, keys, values):
     layer.dtype, layer.device, layer.is_initialized = like.dtype, like.device, True
     layer.keys, layer.values = keys, values
     return layer
-
-
-class MaskedKeys(torch.Tensor):
-    """Keys that bring their mask to `scaled_dot_product_attention`, and are plain keys to anything else.
-
-    Attention layers that see no mask leave grouped heads grouped; the mask is added here, behind their back.
-    """
-
-    @classmethod
-    def of(cls, keys, mask):
-        masked = keys.as_subclass(cls)
-        masked.mask = mask
-        return masked
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
-            if func is not scaled_dot_product_attention:
-                return func(*args, **kwargs)
-            query, keys, values, *rest = args
-            if rest or kwargs.get("attn_mask") is not None:
-                raise TypeError("keys that bring their mask met a second mask")
-            return func(query, keys.as_subclass(torch.Tensor), values, **{**kwargs, "attn_mask": keys.mask})

@@ -38,7 +38,7 @@ class EnumerablePolicy:
             index = index * self.tabular.vocabulary + token
         return Prefix(len(tokens), history_cache(index), self.hidden[len(tokens)][index : index + 1])
 
-    def replicate(self, prefix, rows, room):
+    def replicate(self, prefix, rows, room, common=None):
         return kv.replicate(prefix.cache, rows, room)
 
     def body_step(self, tokens, cache, depths):

@@ -152,7 +152,7 @@ def test_both_kinds_of_attention_decode_the_same(tmp_path, architecture):
                 own = laws.gather(-1, torch.tensor(candidate.tokens)[:, None]).mean().item()
                 assert candidate.ref_logprob == pytest.approx(own, abs=1e-4)
     assert found[0] == found[1]
-    assert aligned == [False, architecture == "llama"]  # two ways, where there are two
+    assert aligned == [False, True]  # two ways
 
 
 def test_an_unknown_option_is_one_sentence(checkpoint):

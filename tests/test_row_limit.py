@@ -57,7 +57,7 @@ def by_hand(memory, mean_laws, shifts, states, prompts=1, rollouts=K):
     for rows in range(256, 0, -1):
         open_prompts = min(prompts, 2 * max(1, rows // rollouts))
         kept = open_prompts * ((mean_laws + shifts) * V + states * rollouts * T * D)
-        columns = -(-(4 + T) // 16) * 16 + (-2 - D // HEADS) % 16  # 4 tokens of prompt; see misvo.row_layer
+        columns = -(-T // 16) * 16 + (-2 - D // HEADS) % 16  # the prompt is kept once; see misvo.row_layer
         caches = LAYERS * 2 * D * (rows * columns + open_prompts * 4)
         waiting = max(rows * V, min(2 * 2**20, rows * T * V))  # laws are collected in 8 MiB or more
         race = 16 * min(2**15, rows * V)  # 64 bytes a token
@@ -124,14 +124,19 @@ def test_a_run_stays_within_its_memory(sliding, options):
     assert 0.5 * memory < peak < 1.05 * memory
 
 
-def test_a_layer_that_copies_itself_takes_one_layer_more():
-    """Written in place, a cache takes what it holds; sliding layers copy themselves for every token, one by one."""
-    token, few = 4 * 2 * D, 70  # bytes of a token in one layer; words, so that caches are most of it
-    aligned = 112 + 6  # columns of 104 tokens where rows begin at one column: a multiple of 16, and (-2 - 8) % 16
-    for sliding, layers, layer in ((False, LAYERS, aligned * token), (True, LAYERS + 1, 104 * token)):
+def test_a_prompt_is_kept_once_and_a_layer_that_copies_itself_takes_one_layer_more():
+    """Rows that begin at one column hold their own tokens; others the prompt too, and sliding layers among them copy
+    themselves for every token, one by one."""
+    token, few, long = 4 * 2 * D, 70, "a " * 60  # bytes of a token in one layer; words, so that caches are most of it
+    aligned = 112 + 6  # columns of 100 tokens where rows begin at one column: a multiple of 16, and (-2 - 8) % 16
+    for sliding, kind, held in ((False, "sdpa", aligned), (True, "sdpa", aligned), (True, "eager", 160)):
         policy = make_policy(sliding, vocab_size=few)
-        rows = rows_at_once(policy, method="best-of-n", rollouts=200, steps=1, max_new_tokens=100, memory="15MB")
-        assert rows == pytest.approx(15e6 / (layers * layer + 4 * few * (1 + 100) + 64 * few), abs=1)
+        policy.model.set_attn_implementation(kind)
+        run = {"method": "best-of-n", "rollouts": 200, "steps": 1, "max_new_tokens": 100}
+        rows = rows_at_once(policy, [long], **run, memory="15MB")
+        layers = LAYERS + 1 if sliding and kind == "eager" else LAYERS
+        left = 15e6 - 60 * LAYERS * token  # the prompt
+        assert rows == pytest.approx(left / (layers * held * token + 4 * few * (1 + 100) + 64 * few), abs=1)
 
 
 def test_never_more_than_256_rows_and_never_less_than_one():

@@ -9,7 +9,8 @@ from transformers.cache_utils import DynamicLayer
 
 from misvo import cache as kv
 from misvo.padded_layer import PaddedLayer
-from misvo.row_layer import Columns, MaskedKeys, RowLayer, visible_width
+from misvo.row_attention import RowKeys
+from misvo.row_layer import Columns, Places, RowLayer, visible_width
 
 HEADS, WIDTH = 2, 3
 
@@ -37,6 +38,14 @@ class Concatenated:
         for name in ("keys", "values"):
             parts = [getattr(self, name), getattr(layer, name).repeat(rows, 1, 1, 1)]
             setattr(self, name, torch.cat([pad(x, (0, 0, length - x.shape[-2], 0)) for x in parts]))
+
+
+def row_layer(source, columns, rows, room):
+    """A layer of so many rows that have copied the only row of a source."""
+    layer = RowLayer(source, 0, columns)
+    columns.join(rows)
+    layer.join(source, copies(rows), room)
+    return layer
 
 
 def copies(count):
@@ -84,7 +93,7 @@ def test_aligned_rows_hold_what_each_row_would_hold_alone(seed):
         return int(torch.randint(below, (), generator=generator))
 
     first, columns = single(4 + seed, seed), Columns()
-    layer = RowLayer(first, copies(3), 80, columns)
+    layer = row_layer(first, columns, 3, 80)
     alone = [[first.keys[0], first.values[0]] for _ in range(3)]  # of each row, (heads, tokens, width)
     for turn in range(60):
         kind = ("update", "update", "join", "select", "move")[draw(5)]
@@ -103,15 +112,19 @@ def test_aligned_rows_hold_what_each_row_would_hold_alone(seed):
             assert keys.isfinite().all() and values.isfinite().all()
         elif kind == "join" and len(alone) < 12:
             other, rows = single(1 + draw(20), 100 + turn), 1 + draw(3)
+            columns.join(rows)
             layer.join(other, copies(rows), 80)
             alone += [[other.keys[0], other.values[0]] for _ in range(rows)]
         elif kind == "select" and len(alone) > 1:
             keep = torch.randperm(len(alone), generator=generator)[:-1].sort().values
+            columns.reorder(keep)
             layer.reorder_cache(keep)
             alone = [alone[i] for i in keep.tolist()]
         elif kind == "move" and len(alone) > 2:
             hole = draw(len(alone) - 1)
-            layer.move(torch.tensor([len(alone) - 1]), torch.tensor([hole]), len(alone) - 1)
+            moved = torch.tensor([len(alone) - 1]), torch.tensor([hole]), len(alone) - 1
+            columns.move(*moved)
+            layer.move(*moved)
             alone[hole] = alone.pop()
 
 
@@ -119,7 +132,7 @@ def test_a_token_is_written_in_place():
     columns, length = Columns(), 4
     for layer in (
         PaddedLayer(single(length, 0), copies(3), room=6),
-        RowLayer(single(length, 0), copies(3), 6, columns),
+        row_layer(single(length, 0), columns, 3, 6),
     ):
         place = layer.buffers[0].data_ptr()
         for token in range(6):
@@ -147,9 +160,8 @@ def test_attention_of_a_row_has_the_same_bits_in_any_company(heads, groups, head
     keys, values = torch.randn(2, rows, groups, visible_width(longest, head_size), head_size)
 
     def attend(count, tokens, width):
-        columns = Columns()
-        columns.stand_at(torch.full((count,), tokens - 1))
-        seen = MaskedKeys.of(keys[:count, :, :width], columns.mask(width))
+        mask = Places(torch.full((count,), tokens - 1), None).mask(width)
+        seen = RowKeys.of(keys[:count, :, :width], mask)
         return scaled_dot_product_attention(query[:count], seen, values[:count, :, :width], enable_gqa=True)
 
     plain = -2 - head_size + 160  # scratch memory of 160 floats a thread
@@ -166,7 +178,7 @@ def test_keys_bring_their_mask_to_attention_and_to_nothing_else():
     query, keys, values = torch.randn(4, 6, 1, 8), torch.randn(4, 2, 5, 8), torch.randn(4, 2, 5, 8)
     mask = torch.rand(4, 1, 1, 5) > 0.3
     mask[..., -1] = True
-    masked = MaskedKeys.of(keys, mask)
+    masked = RowKeys.of(keys, mask)
     expected = scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
     got = scaled_dot_product_attention(query, masked, values, attn_mask=None, is_causal=False, enable_gqa=True)
     assert type(got) is torch.Tensor and torch.equal(got, expected)

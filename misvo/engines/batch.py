@@ -9,6 +9,7 @@ from misvo import cache as kv
 from misvo.engines.stops import stopped
 from misvo.law_step import Group, Job
 from misvo.model import Model, Prefix
+from misvo.row_layer import TOGETHER, Common
 
 Source = tuple[Prefix, torch.Tensor]  # what was read, and which rows of it
 
@@ -44,14 +45,18 @@ class Batch:
 
     def join(self, group: Group, sources: list[Source]) -> None:
         """Add the rows of a group, which go on from rows that have been read: those of `sources`, one after another."""
-        room = group.job.request.max_new_tokens - group.position
+        request = group.job.request
+        room = request.max_new_tokens - group.position
         for prefix, rows in sources:
             hidden, depths = prefix.hidden[rows.to(prefix.hidden.device)], torch.full((len(rows),), prefix.length)
+            common = prefix.common
+            if group.position == 0 and len(request.rollouts) >= TOGETHER:  # by the request: a row limit changes nothing
+                common = Common(prefix.cache, prefix.length)
             if self._live is None:
-                self._live = _Rows(self.model.replicate(prefix, rows, room), depths, hidden)
+                self._live = _Rows(self.model.replicate(prefix, rows, room, common), depths, hidden)
             else:
                 live = self._live
-                kv.join(live.cache, prefix.cache, rows, room)
+                kv.join(live.cache, prefix.cache, rows, room, common, prefix.length)
                 live.hidden, live.depths = torch.cat([live.hidden, hidden]), torch.cat([live.depths, depths])
         self.groups = [*self.groups, group]  # last, so that a group for which there was no memory has not joined
 
@@ -78,15 +83,18 @@ class Batch:
 
     def pause(self) -> list[tuple[Group, Prefix]]:
         """Take rows out that stand at the end of their request, to go on some time, and what was read of them."""
-        paused, start = [], 0
+        paused, start, live = [], 0, self._rows
         stays = torch.ones(len(self), dtype=torch.bool)
         for group in self.groups:
             rows = torch.arange(start, start + len(group.rows))
             start += len(group.rows)
             if group.position == group.job.request.max_new_tokens:
-                live, depth = self._rows, int(self._rows.depths[rows[0]])
-                hidden = live.hidden[rows.to(live.hidden.device)]
-                paused.append((group, Prefix(depth, kv.take(live.cache, rows, depth), hidden)))
+                depth, commons = int(live.depths[rows[0]]), [kv.common_of(live.cache, row) for row in rows.tolist()]
+                for common in dict.fromkeys(commons):  # of rows that were read anew, there is none
+                    alike = torch.tensor([other == common for other in commons])
+                    some, hidden = rows[alike], live.hidden[rows[alike].to(live.hidden.device)]
+                    prefix = Prefix(depth, kv.take(live.cache, some, depth), hidden, common)
+                    paused.append((Group(group.job, group.rows[alike], group.position), prefix))
                 stays[rows] = False
         if paused:
             self._keep(stays, moved=0)

@@ -1,0 +1,93 @@
+"""Attention of rows that have a prompt in common: its keys and values are kept once, and read once for all rows.
+
+A row of a batch looks at the prompt and at tokens of its own. Over the prompt all rows that have it in common ask
+together, as the queries of one sequence; over its own tokens each row asks alone. The two are joined by their
+log-sum-exps: with o the outcome and l the log-sum-exp of each part, (e^l₁ o₁ + e^l₂ o₂) / (e^l₁ + e^l₂) is attention
+over both.
+
+Products of very few queries round otherwise than those of many, so queries are filled up to whole `QUERIES`: then the
+outcome of a row does not depend on how many rows ask beside it.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # what sdpa calls, with its log-sum-exp
+QUERIES = 16
+VECTORS = 64  # numbers that are worked on together, or a multiple of that
+
+
+@dataclass(frozen=True)
+class Part:
+    """What some rows of a batch have in common."""
+
+    rows: torch.Tensor | None  # which; None for all of them
+    keys: torch.Tensor  # (1, groups, tokens, size)
+    values: torch.Tensor
+
+
+class RowKeys(torch.Tensor):
+    """Keys of the rows of a batch that bring what attention must know to `scaled_dot_product_attention`: the mask of
+    each row and the parts that rows have in common. They are plain keys to anything else.
+
+    Attention layers that see no mask leave grouped heads grouped; the mask is added here, behind their back.
+    """
+
+    @classmethod
+    def of(cls, keys, mask, parts=()):
+        """Keys (rows, groups, columns, size), their mask (rows, 1, 1, columns) bool, and parts."""
+        made = keys.as_subclass(cls)
+        made.mask, made.parts, made.attended = mask, parts, False
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is not scaled_dot_product_attention:
+                return func(*args, **kwargs)
+            query, keys, values, *rest = args
+            if rest or kwargs.get("attn_mask") is not None:
+                raise TypeError("keys that bring their mask met a second mask")
+            keys.attended, plain = True, keys.as_subclass(torch.Tensor)
+            if keys.parts:
+                return attend(query, plain, values, keys.mask, keys.parts, kwargs.get("scale"))
+            return func(query, plain, values, **{**kwargs, "attn_mask": keys.mask})
+
+
+def attend(query, keys, values, mask, parts, scale=None):
+    """Attention over a row's own keys, where the mask allows, and over the part that it has; (rows, heads, 1, size)."""
+    hidden = query.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
+    outcome, total = flash(query, keys, values, attn_mask=hidden, scale=scale)  # total: (rows, heads, 1)
+    for part in parts:
+        if part.rows is None:
+            return _joined(outcome, total, *_common(query, part, scale))
+        rows = part.rows
+        outcome[rows] = _joined(outcome[rows], total[rows], *_common(query[rows], part, scale))
+    return outcome
+
+
+def _common(query, part, scale):
+    """Attention of all rows over a part, as queries of one sequence; heads of a group ask the same keys."""
+    (rows, heads, _, size), groups = query.shape, part.keys.shape[1]
+    count = rows * heads // groups
+    asked = query.reshape(rows, groups, -1, size).transpose(0, 1).reshape(1, groups, count, size)
+    outcome, total = flash(pad(asked, (0, 0, 0, -count % QUERIES)), part.keys, part.values, scale=scale)
+    outcome = outcome[0, :, :count].reshape(groups, rows, -1, size).transpose(0, 1)
+    total = total[0, :, :count].reshape(groups, rows, -1).transpose(0, 1)
+    return outcome.reshape(query.shape), total.reshape(rows, heads, 1)
+
+
+def _joined(one, one_total, other, other_total):
+    """Attention over two sets of keys, from that over each and their log-sum-exps."""
+    weight = _sigmoid(other_total - one_total)[..., None]
+    return (one + (other - one) * weight).to(one.dtype)
+
+
+def _sigmoid(x):
+    """The last numbers of an array go another way than whole vectors, and may round otherwise: so there are none."""
+    filled = pad(x.reshape(-1), (0, -x.numel() % VECTORS))
+    return torch.sigmoid(filled)[: x.numel()].view(x.shape)
