@@ -60,7 +60,7 @@ def main():
         for way, least in WAYS.items():
             batch.TOGETHER = least
             for name, options in {"best-of-n": {"method": "best-of-n"}, "misvo": {}}.items():
-                found[way][name] = memory(policy, list(prompt), given.rows, given.max_new_tokens, **options)
+                found[way][name] = memory(policy, policy.decode(prompt), given.rows, given.max_new_tokens, **options)
                 print(f"{length} tokens, {name}, {way}: {found[way][name] / 2**20:.0f} MiB", flush=True)
         once, copied = found["once"], found["copied"]
         times = statistics.median(once["seconds"]) / statistics.median(copied["seconds"])

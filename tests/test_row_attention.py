@@ -58,7 +58,7 @@ def test_all_rows_of_one_prompt_need_no_choice_of_rows():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_rows_of_every_model_are_those_of_a_model_that_reads_everything(architecture, monkeypatch):
-    """With the prompt kept once and with a copy in each row; two prompts in one batch, one of them beyond the window."""
+    """The prompt kept once, and a copy in each row; two prompts in one batch, one of them beyond the window."""
     policy = make_policy(architecture)
     short = whole_request(policy)
     long = dataclasses.replace(short, prompt=LONG, rollouts=range(TOGETHER))
