@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from misvo import __version__, cli_fit, cli_help, cli_options, cli_saved, cli_serve
-from misvo.cli_process import plain_warnings, quiet_libraries
+from misvo.cli_process import import_transformers, plain_warnings, quiet_libraries
 from misvo.errors import MisvoError, cut
 from misvo.settings import COSTS, ENGINES, METHODS, Settings
 
@@ -133,6 +133,7 @@ def steer(
     if file is not None:
         _check_file(out, {"--save": save, "--plot": plot, "--judge": judge, "--held-out": held_out})
         quiet_libraries()
+        import_transformers()
         from misvo import many
 
         how = {"reward": reward, "model": model, "load": load, "settings": settings, "as_json": as_json}
@@ -141,6 +142,7 @@ def steer(
     if out is not None or retry_errors:
         raise MisvoError(f"{'--out' if out is not None else '--retry-errors'} goes with --file: --save keeps a run.")
     quiet_libraries()
+    import_transformers()
     from misvo import commands
 
     asked = commands.read_prompt(prompt, messages, system)

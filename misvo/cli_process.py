@@ -15,6 +15,21 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
+def import_transformers() -> None:
+    """Import what decodes, without scikit-learn.
+
+    Where it is installed, transformers imports it, with SciPy's statistics and pandas, for a threshold of assisted
+    generation: a fifth of the time to the first token, for nothing that a command does. Who imports it later finds it.
+    """
+    if "sklearn" in sys.modules:
+        return
+    sys.modules["sklearn"] = None  # type: ignore[assignment] # how Python notes that there is no such module
+    try:
+        import transformers.generation.candidate_generator  # noqa: F401
+    finally:
+        del sys.modules["sklearn"]
+
+
 def plain_warnings() -> None:
     """Show what misvo itself warns of as one line, without a file name and code; others warn as they do."""
     usual = warnings.showwarning
