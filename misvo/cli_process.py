@@ -1,5 +1,6 @@
 """What the process of a command does for itself and a library may not: threads, chatter, warnings, Ctrl-C."""
 
+import gc
 import os
 import signal
 import sys
@@ -16,18 +17,24 @@ def quiet_libraries() -> None:
 
 
 def import_transformers() -> None:
-    """Import what decodes, without scikit-learn.
+    """Import what decodes without what makes it slow: scikit-learn, and the search for garbage.
 
-    Where it is installed, transformers imports it, with SciPy's statistics and pandas, for a threshold of assisted
-    generation: a fifth of the time to the first token, for nothing that a command does. Who imports it later finds it.
+    Where scikit-learn is installed, transformers imports it, with SciPy's statistics and pandas, for a threshold of
+    assisted generation, which no command uses. Who imports it later finds it. And while modules are imported, Python
+    looks a thousand times for garbage among them, where there is none. Each was a fifth of the time to the first token.
     """
-    if "sklearn" in sys.modules:
-        return
-    sys.modules["sklearn"] = None  # type: ignore[assignment] # how Python notes that there is no such module
+    hidden, collecting = "sklearn" not in sys.modules, gc.isenabled()
+    if hidden:
+        sys.modules["sklearn"] = None  # type: ignore[assignment] # how Python notes that there is no such module
+    gc.disable()
     try:
-        import transformers.generation.candidate_generator  # noqa: F401
+        from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel  # noqa: F401
     finally:
-        del sys.modules["sklearn"]
+        gc.freeze()  # what is imported stays, and nobody looks through it again
+        if collecting:
+            gc.enable()
+        if hidden:
+            del sys.modules["sklearn"]
 
 
 def plain_warnings() -> None:
