@@ -21,7 +21,7 @@ def import_transformers() -> None:
 
     Where scikit-learn is installed, transformers imports it, with SciPy's statistics and pandas, for a threshold of
     assisted generation, which no command uses. Who imports it later finds it. And while modules are imported, Python
-    looks a thousand times for garbage among them, where there is none. Each was a fifth of the time to the first token.
+    looks a thousand times for garbage among them, where there is none. Both were a third of the way to the first token.
     """
     hidden, collecting = "sklearn" not in sys.modules, gc.isenabled()
     if hidden:
