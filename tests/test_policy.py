@@ -69,7 +69,7 @@ def test_two_processes_convert_once_and_a_killed_one_leaves_nothing(tmp_path):
 
 def write_gguf(path):
     """A Llama of one layer with letters for tokens, in eight bits; gives its tensors by their names in a GGUF."""
-    width, inner, letters = 32, 64, [*"abcdefghij"]
+    width, inner, letters = 32, 64, [*"abcdefghij", "ab"]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(width)
