@@ -54,12 +54,14 @@ class Split:
 
     rows: int
     whole: float  # by the clock, without a profiler
+    busy: float  # the same, CPU time of the thread that leads it
     parts: dict[str, float]  # by class; they add up to `whole` but for `left`
     left: float
     profiled: float  # by the clock, under the profiler
     operators: float  # calls of operators
     all_threads: float  # CPU time of the process: more than `whole` where several threads work or spin
     products_alone: float
+    products_busy: float  # the same, CPU time of the thread that leads them
     roofline: float
 
 
@@ -142,8 +144,9 @@ def linears(policy):
 
 
 @torch.no_grad()
-def products_alone(policy, rows, tokens) -> float:
-    """Milliseconds of all products of a step, with the step's own layers in their order: median of several times."""
+def products_alone(policy, rows, tokens) -> list[float]:
+    """Milliseconds of all products of a step, with the step's own layers in their order, by the clock and of the CPU
+    time of this thread: medians of several times."""
     layers, head = linears(policy), policy.head
     inputs = {layer.in_features: torch.rand(rows, 1, layer.in_features) for layer in layers}
     hidden = torch.rand(rows, head.hidden_size)
@@ -154,7 +157,8 @@ def products_alone(policy, rows, tokens) -> float:
         head.logits(hidden)
 
     all_products()
-    return 1000 * statistics.median(seconds(all_products) for _ in range(tokens))
+    measured = [clocks(all_products)[:2] for _ in range(tokens)]
+    return [statistics.median(times) for times in zip(*measured, strict=True)]
 
 
 @torch.no_grad()
@@ -176,14 +180,20 @@ def roofline(policy, prompt_tokens, rows, tokens, rates) -> float:
     return 1000 * max(2 * rows * numbers / rates["flops"], moved / rates["bytes"])
 
 
+def counted(rows):
+    return f"{rows} row{'s' * (rows != 1)}"
+
+
 def show(splits, rates):
     print(f"one large product: {rates['flops'] / 1e9:.0f} GFLOP/s; one large sum: {rates['bytes'] / 1e9:.1f} GB/s\n")
-    print("| milliseconds a step | " + " | ".join(f"{one.rows} rows" for one in splits) + " |")
+    print("| milliseconds a step | " + " | ".join(counted(one.rows) for one in splits) + " |")
     print("|---" * (len(splits) + 1) + "|")
     rows = {kind: [one.parts[kind] for one in splits] for kind in CLASSES}
     rows |= {"left over": [one.left for one in splits], "whole": [one.whole for one in splits]}
     rows |= {"products alone": [one.products_alone for one in splits], "roofline": [one.roofline for one in splits]}
     rows |= {"whole, under the profiler": [one.profiled for one in splits]}
+    rows |= {"whole, CPU time of the thread": [one.busy for one in splits]}
+    rows |= {"products alone, CPU time of the thread": [one.products_busy for one in splits]}
     rows |= {"whole, CPU time of all threads": [one.all_threads for one in splits]}
     for name, values in rows.items():
         cells = [f"{value:.1f} ({value / one.whole:.2f})" for value, one in zip(values, splits, strict=True)]
@@ -208,7 +218,7 @@ def draw(splits, path):
         floors = [getattr(one, name) / one.whole for one in splits]
         ends = [(place - 0.4, place + 0.4) for place in places]
         axes.vlines(floors, *zip(*ends, strict=True), colors="black", linestyles=style, label=name.replace("_", " "))
-    axes.set_yticks(places, [f"{one.rows} rows\n{one.whole:.0f} ms" for one in splits])
+    axes.set_yticks(places, [f"{counted(one.rows)}\n{one.whole:.0f} ms" for one in splits])
     axes.invert_yaxis()
     axes.set_xlabel("share of a decoding step")
     axes.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize="small")
