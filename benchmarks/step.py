@@ -126,11 +126,8 @@ def split(policy, prompt, rows, tokens, rates) -> Split:
     share = 1 - asleep / sum(awake.values())
     parts = {kind: share * awake.get(kind, 0.0) / tokens for kind in CLASSES} | {"waiting": whole - busy}
     left = whole - sum(parts.values())
-    floors = {
-        "products_alone": products_alone(policy, rows, tokens),
-        "roofline": roofline(policy, len(prompt), rows, tokens, rates),
-    }
-    return Split(rows, whole, parts, left, profiled, calls.total() / tokens, all_threads, **floors)
+    alone, floor = products_alone(policy, rows, tokens), roofline(policy, len(prompt), rows, tokens, rates)
+    return Split(rows, whole, busy, parts, left, profiled, calls.total() / tokens, all_threads, *alone, floor)
 
 
 def advance(engine, tokens):
