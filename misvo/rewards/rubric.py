@@ -6,7 +6,7 @@ A rubric's functions see a chat, whatever the prompt was: `prompt` and `completi
 are fields of its `state`. A function of one response takes any of what `Rubric.score_objects` offers by name, one of
 all responses (`completions`, `states`, …) any of `group_score_objects`. Each is a part of the reward; one of weight 0
 is shown and not counted. Where a function raises, the reward fails: `verifiers` itself logs that and takes 0, which
-steering would learn from. Rubrics are objects of verifiers' releases up to 0.2; nothing of the package is imported.
+steering would learn from. Rubrics are objects of verifiers' releases up to 0.3; nothing of the package is imported.
 """
 
 import asyncio
