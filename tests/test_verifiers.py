@@ -85,7 +85,8 @@ def test_groups_and_columns_of_any_kind(path):
 
 
 def test_a_class_of_rubrics_in_a_sum(path):
-    assert call(rewards.load(f"2*{path}:Strict + length:1"), [GOOD, BAD], answer="4") == [2.0 - 5, 0.0 - 2]  # six words and three
+    got = call(rewards.load(f"2*{path}:Strict + length:1"), [GOOD, BAD], answer="4")
+    assert got == [2.0 - 5, 0.0 - 2]  # six words and three
 
 
 def test_functions_of_a_completion_and_columns(path):
