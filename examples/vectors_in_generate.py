@@ -88,7 +88,7 @@ def main(server: str, model, tokenizer) -> dict[str, str]:
         server,
         tokenizer,
         inputs["input_ids"][0].tolist(),
-        "contains:dark,room,bed",
+        {"words": "4-8"},
         rollouts=4,
         steps=2,
         max_new_tokens=16,

@@ -60,7 +60,7 @@ def server_client(seen):
 
 
 def vectors_in_generate(seen):
-    assert len(set(seen["texts"].values())) == 2  # vectors of two steps change at least a token
+    assert len(seen["texts"]) == 2 and all(seen["texts"].values())  # what vectors do to a text: test_aisteer360.py
 
 
 def lm_eval_task(seen):
