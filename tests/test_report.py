@@ -276,7 +276,7 @@ def test_all_files_are_there_and_the_page_is_self_contained(run, tmp_path):
     parser.feed(page)
     assert not parser.open
     tex = (tmp_path / "tables.tex").read_text()
-    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 4  # task, reader, deviation, ablation
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 5  # task, reader, deviation, ablation, held
     assert r"\textbf{" in tex and "±" not in tex and "×" not in tex
     for line in tex.splitlines():
         if line.endswith(r"\\"):

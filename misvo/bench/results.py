@@ -82,7 +82,7 @@ class Cell:
 
     def clock(self) -> list[float] | None:
         """Seconds of a prompt until the end of each step, averaged over rows; None where runs of old have none."""
-        if not all("steps" in row["seconds"] for row in self.rows):
+        if not all("steps" in row.get("seconds", {}) for row in self.rows):
             return None
         steps = min(len(row["trace"]) for row in self.rows)
         each = [[row["seconds"]["prefill"], *row["seconds"]["steps"][:steps]] for row in self.rows]
