@@ -201,6 +201,9 @@ def bench(
     cpus_per_worker: Annotated[int, typer.Option(help="Cores of each actor where there is no GPU.")] = 1,
     report_to: Annotated[list[str], typer.Option(help="Also log to tensorboard, wandb or trackio.")] = [],  # noqa: B006
     retry_errors: Annotated[bool, typer.Option(help="Do prompts again that failed before.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Do this method or task now, by its label, and leave the others for later.")
+    ] = None,
     require_sandbox: Annotated[
         bool, typer.Option("--require-sandbox", help="Refuse to run model-written code that cannot be isolated fully.")
     ] = False,
@@ -217,7 +220,9 @@ def bench(
         os.environ[REQUIRE_SANDBOX] = "1"  # for this process and for the workers that it starts
     from misvo.bench import commands
 
-    commands.bench(config, output, data, ray, ray_address, workers, cpus_per_worker, report_to, retry_errors, as_json)
+    commands.bench(
+        config, output, data, ray, ray_address, workers, cpus_per_worker, report_to, retry_errors, only or [], as_json
+    )
 
 
 @app.command()
