@@ -132,6 +132,20 @@ def test_reward_against_seconds_and_what_is_held(run, tmp_path):
     assert loaded.cells[0].clock() is None
 
 
+def test_the_script_of_claims_reads_a_run(run):
+    """Of five prompts nothing follows, but the figures are those of the rows."""
+    script = Path(__file__).parent.parent / "benchmarks" / "claims.py"
+    told = subprocess.run([sys.executable, script, run], capture_output=True, text=True, check=True).stdout
+    rows = read_lines(run / "rows.jsonl")
+    moved = {
+        name: np.mean([row["kl_ref"] for row in rows if row["method"] == name]) for name in ("misvo", "misvo/none")
+    }
+    line = next(line for line in told.splitlines() if "KL_ref: MISVO / unregularised below 1" in line)
+    _, _, _, paper, here, prompts, verdict, *_ = (cell.strip() for cell in line.split("|"))
+    assert float(here.split()[0]) == pytest.approx(moved["misvo"] / moved["misvo/none"], rel=5e-3)  # three digits
+    assert (paper, prompts, verdict) == ("0.293", "5", "open")
+
+
 BASE = {"a": 0.125, "b": 0.5, "c": 0.25, "d": 0.75}
 GAINS = {  # of each method over the first best-of-n; multiples of 0.012, so that means of three and four have 3 digits
     "best-of-n": dict.fromkeys("abcd", 0.0),
