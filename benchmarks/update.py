@@ -25,18 +25,21 @@ from misvo.sampling import Sampler
 
 
 def literal_update(head, hidden, reference, tokens, u, advantages):
-    """One update as the paper's text describes it, with every probability in memory: (K, T, V)."""
-    W = head.weight
-    p = torch.softmax(hidden @ W.T + u @ W.T, -1)  # (K, T, V)
+    """One update as the paper's text describes it, with every probability in memory: (K, T, V) in fp32.
+
+    Products with W are in its own precision, as a 16-bit model computes them.
+    """
+    W, wide = head.weight, torch.float32
+    p = torch.softmax((hidden + u).to(W) @ W.T, -1, dtype=wide)  # (K, T, V)
     e = torch.nn.functional.one_hot(tokens, head.vocab_size).to(p)
-    gradient = torch.einsum("k,ktv->tv", advantages, e - p) @ W / len(hidden)
+    gradient = torch.einsum("k,ktv->tv", advantages, e - p).to(W) @ W / len(hidden)
     del p, e
     product = torch.zeros_like(u)
     for t in range(len(u)):
-        v = W @ u[t]
+        v = (W @ u[t].to(W)).to(wide)
         for i in range(len(reference)):  # K softmaxes per position and step
-            q = torch.softmax(W @ reference[i, t], -1)
-            product[t] += W.T @ (q * v - q * (q @ v)) / len(reference)
+            q = torch.softmax(W @ reference[i, t].to(W), -1, dtype=wide)
+            product[t] += W.T @ (q * v - q * (q @ v)).to(W) / len(reference)
     return u + 0.1 * (gradient - product)
 
 

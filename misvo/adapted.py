@@ -42,6 +42,12 @@ class AdaptedModel:
         self._layers: dict[str, Any] = {name: tree.get_submodule(name) for name in names}
         self._worn: Adapter | None = None
 
+    @property
+    def adapter_bytes(self) -> int:
+        """What one adapter takes."""
+        sizes = sum(layer.in_features + layer.out_features for layer in self._layers.values())
+        return self.form.rank * sizes * self.model.head.dtype.itemsize
+
     def fresh(self, seed: int, prompt: tuple[int, ...]) -> Adapter:
         """An adapter that changes nothing yet; its random half is a function of seed and prompt."""
         generator, head = RandomStream(seed, prompt).generator(0, 0), self.model.head

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from misvo import __version__, cli_fit, cli_help, cli_options, cli_saved, cli_serve
-from misvo.cli_process import plain_warnings, quiet_libraries
+from misvo.cli_process import import_transformers, plain_warnings, quiet_libraries
 from misvo.errors import MisvoError, cut
 from misvo.settings import COSTS, ENGINES, METHODS, Settings
 
@@ -133,6 +133,7 @@ def steer(
     if file is not None:
         _check_file(out, {"--save": save, "--plot": plot, "--judge": judge, "--held-out": held_out})
         quiet_libraries()
+        import_transformers()
         from misvo import many
 
         how = {"reward": reward, "model": model, "load": load, "settings": settings, "as_json": as_json}
@@ -141,6 +142,7 @@ def steer(
     if out is not None or retry_errors:
         raise MisvoError(f"{'--out' if out is not None else '--retry-errors'} goes with --file: --save keeps a run.")
     quiet_libraries()
+    import_transformers()
     from misvo import commands
 
     asked = commands.read_prompt(prompt, messages, system)
@@ -201,6 +203,9 @@ def bench(
     cpus_per_worker: Annotated[int, typer.Option(help="Cores of each actor where there is no GPU.")] = 1,
     report_to: Annotated[list[str], typer.Option(help="Also log to tensorboard, wandb or trackio.")] = [],  # noqa: B006
     retry_errors: Annotated[bool, typer.Option(help="Do prompts again that failed before.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Do this method or task now, by its label, and leave the others for later.")
+    ] = None,
     require_sandbox: Annotated[
         bool, typer.Option("--require-sandbox", help="Refuse to run model-written code that cannot be isolated fully.")
     ] = False,
@@ -217,7 +222,9 @@ def bench(
         os.environ[REQUIRE_SANDBOX] = "1"  # for this process and for the workers that it starts
     from misvo.bench import commands
 
-    commands.bench(config, output, data, ray, ray_address, workers, cpus_per_worker, report_to, retry_errors, as_json)
+    commands.bench(
+        config, output, data, ray, ray_address, workers, cpus_per_worker, report_to, retry_errors, only or [], as_json
+    )
 
 
 @app.command()

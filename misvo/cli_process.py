@@ -1,5 +1,6 @@
 """What the process of a command does for itself and a library may not: threads, chatter, warnings, Ctrl-C."""
 
+import gc
 import os
 import signal
 import sys
@@ -13,6 +14,27 @@ def quiet_libraries() -> None:
     """This process is ours: threads wait as suits us (before torch is imported), and libraries do not chatter."""
     use_free_cores()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def import_transformers() -> None:
+    """Import what decodes without what makes it slow: scikit-learn, and the search for garbage.
+
+    Where scikit-learn is installed, transformers imports it, with SciPy's statistics and pandas, for a threshold of
+    assisted generation, which no command uses. Who imports it later finds it. And while modules are imported, Python
+    looks a thousand times for garbage among them, where there is none. Both were a third of the way to the first token.
+    """
+    hidden, collecting = "sklearn" not in sys.modules, gc.isenabled()
+    if hidden:
+        sys.modules["sklearn"] = None  # type: ignore[assignment] # how Python notes that there is no such module
+    gc.disable()
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel  # noqa: F401
+    finally:
+        gc.freeze()  # what is imported stays, and nobody looks through it again
+        if collecting:
+            gc.enable()
+        if hidden:
+            del sys.modules["sklearn"]
 
 
 def plain_warnings() -> None:

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from misvo import cli_options
-from misvo.cli_process import quiet_libraries
+from misvo.cli_process import import_transformers, quiet_libraries
 from misvo.errors import MisvoError
 
 STRENGTH = "--strength"
@@ -86,6 +86,7 @@ def sample(
     load = cli_options.to_load(options)
     columns = cli_options.columns(column)
     quiet_libraries()
+    import_transformers()
     from misvo import Policy, rewards, strengths, view
 
     saved = strengths.read(folder)

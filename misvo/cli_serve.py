@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from misvo import cli_options
-from misvo.cli_process import quiet_libraries
+from misvo.cli_process import import_transformers, quiet_libraries
 from misvo.errors import MisvoError
 from misvo.rewards.specs import EMBEDDED
 from misvo.server.config import Config, Limits
@@ -142,6 +142,7 @@ def _listen(
         log_requests=log_requests,
     )
     quiet_libraries()
+    import_transformers()
     from misvo import Policy, view
     from misvo.server import create_app
 

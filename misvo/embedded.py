@@ -17,6 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from misvo.errors import MisvoError
+from misvo.gguf_reading import read_once
 from misvo.own_sampler import OwnSampler
 
 
@@ -130,7 +131,7 @@ def convert(gguf: Path, folder: Path, starts_with_bos: bool = False) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    with quiet():
+    with quiet(), read_once():
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     if starts_with_bos:

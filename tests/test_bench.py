@@ -267,6 +267,18 @@ def test_a_method_may_run_on_the_first_prompts_alone(world, tmp_path):
         sweep.run(configs.from_dict(raw), tmp_path / "r")
 
 
+def test_only_some_methods_may_be_done_now_and_the_rest_later(world, tmp_path):
+    config = make_config(world, seeds=(1,), batch=2)
+    with pytest.raises(MisvoError, match="no method or task is called 'mpc': choose one of misvo, best-of-n, aisp"):
+        sweep.run(config, tmp_path / "r", only=["mpc"])
+    first = sweep.run(config, tmp_path / "r", only=["aisp", "best-of-n", "prompts"])
+    rows = read_lines(tmp_path / "r" / "rows.jsonl")
+    assert (first.rows, first.total) == (10, 15) and {row["method"] for row in rows} == {"aisp", "best-of-n"}
+    assert not json.loads((tmp_path / "r" / "summary.json").read_text())["complete"]
+    rest = sweep.run(config, tmp_path / "r")
+    assert (rest.fresh, rest.rows) == (5, 15)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

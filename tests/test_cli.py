@@ -1,5 +1,6 @@
 """The command line as a user meets it: on the embedded model, in processes of its own where that is the point."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -47,6 +48,17 @@ def test_help_and_lists_answer_without_torch():
 
 def test_import_misvo_is_light():
     code = "import sys, misvo; assert 'torch' not in sys.modules; misvo.Settings; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="nothing is left out where it is not installed")
+def test_commands_import_transformers_without_scikit_learn_and_leave_it_to_others():
+    code = (
+        "import gc, sys; from misvo.cli_process import import_transformers; import_transformers()\n"
+        "assert 'transformers.modeling_utils' in sys.modules and gc.isenabled()\n"
+        "assert not {'sklearn', 'pandas', 'scipy.stats'} & set(sys.modules), 'slow import'\n"
+        "import sklearn; assert sklearn.__version__"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

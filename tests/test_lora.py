@@ -422,6 +422,8 @@ def test_a_sweep_a_profile_and_a_report_know_it(tmp_path):
     assert rows["lora"]["norm"] == pytest.approx(alone.trace[-1]["norm"], rel=1e-3) and alone.trace[-1]["norm"] > 0
     assert rows["lora"]["kl_ref"] == pytest.approx(alone.kl_ref.total, rel=1e-3) and rows["lora"]["vectors"] is None
     assert rows["best-of-n"]["kl"] == 0 < rows["lora"]["kl"] == pytest.approx(alone.trace[-1]["kl"], rel=1e-3)
+    adapter = misvo.Policy.from_pretrained(world / "model").adapted(AdapterForm()).fresh(0, (1,))
+    assert rows["lora"]["state_bytes"] == sum(tensor.nbytes for tensor in adapter.tensors) > 0
     measured = profile.run(configs.from_dict({**raw, "warmup": 0}), prompts=1)
     assert [entry["method"] for entry in measured["methods"]] == ["best-of-n", "lora"]
     made = report.make([tmp_path / "run"], tmp_path / "report")

@@ -66,6 +66,7 @@ def candidates_of(run):
 def test_rows_carry_what_was_returned_and_the_raw_best(run, world):
     judge = misvo.Judge.from_pretrained(world / "judge")
     rows, candidates = read_lines(run / "rows.jsonl"), candidates_of(run)
+    width = misvo.Policy.from_pretrained(world / "model").head.hidden_size
     assert len(rows) == 40
     for row in rows:
         mine = candidates[row["method"], row["prompt"], row["seed"]]
@@ -87,6 +88,7 @@ def test_rows_carry_what_was_returned_and_the_raw_best(run, world):
             first = [c["reward"] for c in mine if row["method"].startswith("best-of-n") or c["step"] == 0]
             expected = {"mean": statistics.mean(first), "std": statistics.stdev(first), "count": len(first)}
             assert row["reference_rewards"] == pytest.approx(expected)
+        assert row["state_bytes"] == {"auto": 4 * width, "aisp": 4 * width * 10}.get(row["method"], 0)
     passed_over = [row for row in rows if row["raw_best"]["text"] != row["best"]["text"]]
     assert passed_over and {row["method"] for row in passed_over} == {"auto"}
 
@@ -192,7 +194,8 @@ def test_first_longest_and_more_data_choose_prompts(world, tmp_path):
     """Every third prompt has five tokens more than the others; tokens are those of the model."""
     texts = [" ".join("abcdefgh"[: 3 + 5 * (n % 3 == 0)]) for n in range(20)]
     write_prompts(tmp_path / "p.jsonl", texts)
-    (tmp_path / "more.jsonl").write_text('{"id": "x", "prompt": "a b c d e f g h"}\n')
+    more = ('{"id": "x", "prompt": "a b c d e f g h"}', '{"id": "y", "prompt": "a"}')
+    (tmp_path / "more.jsonl").write_text("\n".join(more))
     raw = raw_config(world)
     raw["tasks"] = [
         {
@@ -202,6 +205,7 @@ def test_first_longest_and_more_data_choose_prompts(world, tmp_path):
             "longest": 5,
             "prompts": 6,
             "more_data": "more.jsonl",
+            "more_prompts": 1,
             "reward": "length:3",
         }
     ]
@@ -211,8 +215,9 @@ def test_first_longest_and_more_data_choose_prompts(world, tmp_path):
     for change, says in (
         ({"first": 20}, "none from 20 on"),
         ({"longest": 2}, "no prompt of at most 2 tokens"),
-        ({"more_data": "p.jsonl"}, "have the id '0004'"),
+        ({"more_data": "p.jsonl", "more_prompts": 5}, "have the id '0004'"),
         ({"first": -1}, "first of .* must be a whole number of at least 0"),
+        ({"more_prompts": 0}, "more_prompts of .* must be a whole number of at least 1"),
         ({"longest": 1.5}, "longest of .* must be a whole number"),
     ):
         bad = {**raw, "tasks": [{**raw["tasks"][0], **change}]}
@@ -226,14 +231,14 @@ def test_bad_readers_are_one_sentence(world):
             configs.from_dict({**raw_config(world), name: 3})
 
 
-def test_untuned_asks_for_the_same_24_prompts_in_every_task(world, tmp_path):
+def test_untuned_asks_for_the_same_24_prompts_of_every_smooth_reward(world, tmp_path):
     write_prompts(tmp_path / "posts.jsonl", [f"a b c {'d ' * (n % 4 * 80)}" for n in range(160)])
     raw = tomllib.loads((ROOT / "configs" / "untuned.toml").read_text())
     raw["models"] = [{"path": str(world / "model")}]  # its tokenizer counts
     config = configs.from_dict(raw, folder=ROOT / "configs", data={"": str(tmp_path / "posts.jsonl")})
     plan = make_plan(config)
-    shared = {label: task for label, task in plan.tasks.items() if label != "json"}
-    assert len(shared) == 4 and len({task.digest for task in shared.values()}) == 1
+    shared = {label: plan.tasks[label] for label in ("sentiment", "similarity", "reading ease")}
+    assert len(plan.tasks) == 5 and len({task.digest for task in shared.values()}) == 1
     ids = [row.id for row in shared["sentiment"].rows]
     assert ids[:16] == [f"instruction-{n:02d}" for n in range(16)]
     assert ids[16:20] == ["0100", "0101", "0104", "0105"] and len(ids) == 24

@@ -25,10 +25,13 @@ def test_one_version():
 
 
 def test_github_runs_what_ci_runs():
-    told = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    told = yaml.safe_load(text)
     there = {step["run"] for job in told["jobs"].values() for step in job["steps"] if "run" in step}
     here = set(re.findall(r"^make .*$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE))
     assert here <= there
+    jobs = re.findall(r"^  ([\w-]+):$", text.partition("\njobs:\n")[2], re.MULTILINE)
+    assert len(jobs) == len(set(jobs)) == len(told["jobs"])  # GitHub refuses two jobs of one name, PyYAML does not
     assert len(told["jobs"]["test"]["strategy"]["matrix"]["python"]) == 3
 
 

@@ -103,6 +103,49 @@ def test_the_interval_is_paired_over_prompts(run, tmp_path):
     assert first == pytest.approx(low, abs=0.05 * spread) and last == pytest.approx(high, abs=0.05 * spread)
 
 
+def test_reward_against_seconds_and_what_is_held(run, tmp_path):
+    """By hand from the rows: steps add up to stages, curves to steps, and the state is the vectors that were saved."""
+    mine = [row for row in read_lines(run / "rows.jsonl") if row["method"] == "misvo"]
+    for row in mine:
+        assert len(row["seconds"]["steps"]) == 3
+        assert sum(row["seconds"]["steps"]) == pytest.approx(
+            sum(row["seconds"][stage] for stage in ("decode", "reward", "update"))
+        )
+        vectors = safetensors.torch.load_file(run / row["vectors"] / "steering.safetensors")["vectors"]
+        assert row["state_bytes"] == 4 * vectors.numel() > 0
+    seconds = np.mean([row["seconds"]["prefill"] + np.cumsum(row["seconds"]["steps"]) for row in mine], axis=0)
+    loaded = results.load([run])
+    axes = pictures.reward_against_seconds(loaded, "tiny", "prompts").axes
+    for axis, name in zip(axes, ("mean", "best"), strict=True):
+        line = next(line for line in axis.lines if line.get_label() == "MISVO")
+        assert line.get_xdata() == pytest.approx(seconds)
+        assert line.get_ydata() == pytest.approx(
+            np.mean([[step[name] for step in row["trace"]] for row in mine], axis=0)
+        )
+    table = report.make([run], tmp_path).figures["held"]
+    held = {row[2]: row[3:] for row in table["rows"]}
+    cpu = np.mean([row["seconds"]["cpu"] for row in mine])
+    assert held["MISVO"][0] == f"{mine[0]['state_bytes'] / 1024:.1f}" and held["MISVO"][3] == f"{cpu:.1f}"
+    assert held["BoN (N=12)"][0] == "0.0"
+    for row in loaded.cells[0].rows:
+        del row["seconds"]["steps"]  # as runs of old
+    assert loaded.cells[0].clock() is None
+
+
+def test_the_script_of_claims_reads_a_run(run):
+    """Of five prompts nothing follows, but the figures are those of the rows."""
+    script = Path(__file__).parent.parent / "benchmarks" / "claims.py"
+    told = subprocess.run([sys.executable, script, run], capture_output=True, text=True, check=True).stdout
+    rows = read_lines(run / "rows.jsonl")
+    moved = {
+        name: np.mean([row["kl_ref"] for row in rows if row["method"] == name]) for name in ("misvo", "misvo/none")
+    }
+    line = next(line for line in told.splitlines() if "KL_ref: MISVO / unregularised below 1" in line)
+    _, _, _, paper, here, prompts, verdict, *_ = (cell.strip() for cell in line.split("|"))
+    assert float(here.split()[0]) == pytest.approx(moved["misvo"] / moved["misvo/none"], rel=5e-3)  # three digits
+    assert (paper, prompts, verdict) == ("0.293", "5", "open")
+
+
 BASE = {"a": 0.125, "b": 0.5, "c": 0.25, "d": 0.75}
 GAINS = {  # of each method over the first best-of-n; multiples of 0.012, so that means of three and four have 3 digits
     "best-of-n": dict.fromkeys("abcd", 0.0),
@@ -230,7 +273,12 @@ def test_all_files_are_there_and_the_page_is_self_contained(run, tmp_path):
     made = report.make([run], tmp_path)
     assert {"tables.md", "tables.tex", "figures.json", "report.html"} <= {path.name for path in tmp_path.iterdir()}
     pictures = sorted(tmp_path.glob("*.png"))
-    assert [path.name.split("-")[0] for path in pictures] == ["kl_position", "reward_kl", "trajectory"]
+    assert [path.name.split("-")[0] for path in pictures] == [
+        "kl_position",
+        "reward_kl",
+        "reward_seconds",
+        "trajectory",
+    ]
     assert all(path.name in made.files for path in pictures)
     page = (tmp_path / "report.html").read_text()
     sources = re.findall(r'src="([^"]*)"', page)
@@ -242,7 +290,7 @@ def test_all_files_are_there_and_the_page_is_self_contained(run, tmp_path):
     parser.feed(page)
     assert not parser.open
     tex = (tmp_path / "tables.tex").read_text()
-    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 4  # task, reader, deviation, ablation
+    assert tex.count(r"\begin{tabular}") == tex.count(r"\end{tabular}") == 5  # task, reader, deviation, ablation, held
     assert r"\textbf{" in tex and "±" not in tex and "×" not in tex
     for line in tex.splitlines():
         if line.endswith(r"\\"):

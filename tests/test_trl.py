@@ -1,7 +1,6 @@
-"""What TRL's users type: the shapes of its documentation, and where `trl` is installed its own rewards, unchanged."""
+"""What TRL's users type: the shapes of its documentation, and the real package's own rewards, unchanged and by path."""
 
 import asyncio
-import importlib.util
 import os
 import re
 import signal
@@ -10,6 +9,12 @@ import statistics
 import pytest
 import torch
 from conftest import letter_reward, make_policy
+from trl.rewards import (
+    accuracy_reward,
+    get_repetition_penalty_reward,
+    get_soft_overlong_punishment,
+    think_format_reward,
+)
 
 import misvo
 from misvo import rewards
@@ -18,7 +23,6 @@ from misvo.rewards import Clipped, Combined, Standardised, insisting
 TEXTS = ["a b c", "d", "e f"]
 CHAT = [{"role": "user", "content": "What is 1 + 1?"}]
 SIZES = {"rollouts": 4, "steps": 3, "max_new_tokens": 5, "preset": "paper"}
-needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
 
 
 def call(reward, texts=TEXTS, prompt="p", weights=None, **columns):
@@ -298,10 +302,7 @@ def test_async_rewards_fail_in_a_sentence():
         assert call(asks_a_service) == [3.0, 1.0, 2.0]  # the loop is still there
 
 
-@needs_trl
 def test_trls_own_rewards_unchanged():
-    from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment, think_format_reward
-
     texts = ["<think>\nYes.\n</think>\nTwo.", "Two.", "two two two two"]
     assert call(think_format_reward, texts, CHAT) == [1.0, 0.0, 0.0]
     punishes = get_soft_overlong_punishment(max_completion_len=20, soft_punish_cache=10)
@@ -321,12 +322,17 @@ def test_trls_own_rewards_unchanged():
     assert next(iter(result.trace[0]["parts"].values())) == pytest.approx(expected)
 
 
-@needs_trl
 def test_trls_accuracy_logs_what_it_parsed():
-    pytest.importorskip("math_verify", reason="TRL's accuracy reward needs math_verify")
-    from trl.rewards import accuracy_reward
-
     texts = [r"It is \boxed{\frac{1}{3}}.", r"\boxed{\frac{1}{2}}", "no idea"]
     got = call(accuracy_reward, texts, CHAT, solution=r"\frac{1}{3}")
     assert got == [1.0, 0.0, 0.0] and got.extra["solution"] == [r"\frac{1}{3}"] * 3
     assert "1/3" in got.extra["answer_parsed"][0] and got.extra["answer_parsed"][2] == "[unparseable]"
+
+
+def test_trls_rewards_by_path():
+    texts = ["<think>\nYes.\n</think>\nTwo.", "Two.", "two two"]
+    assert call(rewards.load("trl.rewards:think_format_reward"), texts, CHAT) == [1.0, 0.0, 0.0]
+    got = call(rewards.load("trl.rewards:think_format_reward + 0.5*length:1"), texts, CHAT)
+    assert got == [1.0 - 0.5 * (len(texts[0].split()) - 1), 0.0, -0.5]
+    boxed = [r"It is \boxed{0.5}.", r"\boxed{2}"]
+    assert call(rewards.load("trl.rewards:accuracy_reward"), boxed, CHAT, solution=r"\frac{1}{2}") == [1.0, 0.0]

@@ -19,6 +19,7 @@ def bench(
     cpus_per_worker: int,
     report_to: list[str],
     retry_errors: bool,
+    only: list[str],
     as_json: bool,
 ) -> None:
     config = configs.read(path, data_files(data))
@@ -31,7 +32,7 @@ def bench(
 
         pool = RayPool(ray_address, workers, cpus_per_worker, max(model.gpus for model in config.models))
     try:
-        done = sweep.run(config, folder, pool=pool, report_to=report_to, retry_errors=retry_errors)
+        done = sweep.run(config, folder, pool=pool, report_to=report_to, retry_errors=retry_errors, only=only)
     except KeyboardInterrupt:
         print(f"misvo: what is finished is safe in {folder}; the same command goes on from there.", file=sys.stderr)
         raise

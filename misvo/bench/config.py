@@ -14,6 +14,7 @@
     longest = 150                 # leave out prompts of more tokens, in those of the first model
     prompts = 8                   # of what is left, drawn by sample_seed; the first ones where that is not given
     more_data = "more.jsonl"      # prompts of another file before these, all of them
+    more_prompts = 8              # only the first ones of that file
     [[methods]]
     method = "misvo"              # with any other field of misvo.Settings
     tasks = ["shp"]               # only on these; `models` likewise
@@ -84,6 +85,7 @@ class TaskEntry:
     label: str = ""
     data: str | None = None
     more_data: str | None = None
+    more_prompts: int | None = None
     first: int = 0
     longest: int | None = None
     prompts: int | None = None
@@ -219,9 +221,11 @@ def _task(entry, folder):
         raise MisvoError(f"each [[tasks]] table needs a name: {', '.join(TASKS)}.")
     _among("task", entry["name"], TASKS)
     _check_settings("settings of [[tasks]]", entry.get("settings", {}))
-    for name, least in (("first", 0), ("longest", 1)):
+    for name, least in (("first", 0), ("longest", 1), ("more_prompts", 1)):
         if name in entry and (type(entry[name]) is not int or entry[name] < least):
             raise MisvoError(f"{name} of [[tasks]] must be a whole number of at least {least}, not {entry[name]!r}.")
+    if "more_prompts" in entry and "more_data" not in entry:
+        raise MisvoError("more_prompts of [[tasks]] goes with more_data.")
     files = {name: _beside(entry.get(name), folder) for name in ("data", "more_data")}
     return TaskEntry(**{**entry, **files, "label": entry.get("label") or entry["name"]})
 

@@ -1,4 +1,4 @@
-"""The pictures of a report: reward trajectories, reward against KL and against fluency, KL by position.
+"""The pictures of a report: reward trajectories, reward against KL, seconds and fluency, KL by position.
 
 No pyplot, no global state.
 """
@@ -66,6 +66,25 @@ def reward_against_kl(results: Results, model: str, task: str) -> Figure:
         axis.grid(alpha=0.3)
     _legend(figure, (path, end))
     figure.suptitle(f"{model} on {task}: reward against KL")
+    return figure
+
+
+def reward_against_seconds(results: Results, model: str, task: str) -> Figure | None:
+    """Each step's mean reward and the best so far against the time that a prompt had taken by then."""
+    cells = [(colour, cell) for colour, cell in _coloured(results, model, task) if cell.clock() is not None]
+    if not cells:
+        return None
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for axis, (name, title) in zip(axes, (PANELS[0], PANELS[2]), strict=True):
+        for colour, cell in cells:
+            axis.plot(cell.clock(), cell.trajectory(name)[1], marker=".", color=colour, lw=1.2, label=_label(cell))
+        axis.set(xlabel="seconds of a prompt", title=title)
+        axis.set_xlim(0, None)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("reward")
+    _legend(figure, axes)
+    figure.suptitle(f"{model} on {task}: reward against time")
     return figure
 
 

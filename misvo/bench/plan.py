@@ -120,7 +120,7 @@ def load_task(entry: TaskEntry, model: Model) -> tuple[tasks.Task, str | None]:
             task = task.no_longer_than(entry.longest, lambda prompt: len(render(tokenizer, prompt)))
     task = task.sample(count, entry.sample_seed)
     if entry.more_data is not None:
-        task = task.after(tasks.load(entry.name, entry.more_data, entry.reward))
+        task = task.after(tasks.load(entry.name, entry.more_data, entry.reward).sample(entry.more_prompts))
     return task, note
 
 

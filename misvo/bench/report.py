@@ -53,6 +53,7 @@ def _pictures(results) -> list[tuple[str, str, bytes]]:
     kinds = (
         ("trajectory", "Reward trajectory", figures.trajectory),
         ("reward_kl", "Reward against KL", figures.reward_against_kl),
+        ("reward_seconds", "Reward against time", figures.reward_against_seconds),
         ("reward_fluency", "Reward against fluency", figures.reward_against_fluency),
         ("kl_position", "KL by position", figures.kl_by_position),
     )

@@ -80,6 +80,14 @@ class Cell:
         generations = [(step + 1) * self.settings["rollouts"] for step in range(steps)]
         return generations, curves.mean(0).tolist(), deviation.tolist()
 
+    def clock(self) -> list[float] | None:
+        """Seconds of a prompt until the end of each step, averaged over rows; None where runs of old have none."""
+        if not all("steps" in row.get("seconds", {}) for row in self.rows):
+            return None
+        steps = min(len(row["trace"]) for row in self.rows)
+        each = [[row["seconds"]["prefill"], *row["seconds"]["steps"][:steps]] for row in self.rows]
+        return np.cumsum(np.mean(each, axis=0))[1:].tolist()
+
     def positions(self, name: str) -> list[float] | None:
         """A figure by position, averaged over rows."""
         found = [row[name] for row in self.rows if row.get(name)]

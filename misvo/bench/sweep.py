@@ -51,9 +51,13 @@ class LocalPool:
         pass
 
 
-def run(config: Config, folder, *, pool=None, report_to=(), retry_errors=False) -> Done:
-    """Do what `folder` does not have yet of this sweep. `pool` hands chunks to workers; None works here."""
+def run(config: Config, folder, *, pool=None, report_to=(), retry_errors=False, only=()) -> Done:
+    """Do what `folder` does not have yet of this sweep. `pool` hands chunks to workers; None works here.
+
+    `only` has labels of methods and tasks that are to be done now; the others wait for another session.
+    """
     plan = make_plan(config)
+    wanted = _wanted(config, only)
     reader = _reader(config, Path(folder))
     if not (Path(folder) / CONFIG).exists():
         reader.load()  # before there is a folder that would be held to a judge that cannot be had
@@ -62,9 +66,10 @@ def run(config: Config, folder, *, pool=None, report_to=(), retry_errors=False) 
     try:
         with RunFolder(folder, resolved, environment()) as run_folder:
             done = {key for key, well in run_folder.done.items() if well or not retry_errors}
-            todo = [chunk for chunk in plan.chunks if not done.issuperset(chunk.keys)]
+            missing = [chunk for chunk in plan.chunks if not done.issuperset(chunk.keys)]
             total = sum(len(chunk.rows) for chunk in plan.chunks)
-            finished = total - sum(len(chunk.rows) for chunk in todo)
+            finished = total - sum(len(chunk.rows) for chunk in missing)
+            todo = [chunk for chunk in missing if wanted(chunk.cell)]
             if todo:
                 reader.load()
             trackers = open_trackers(report_to, run_folder.path, resolved)
@@ -155,6 +160,21 @@ def summarise(folder: Path) -> dict:
             "seconds": sum(row["seconds"]["wall"] for row in well),
         }
     return {"cells": cells, "complete": all(cell["missing"] == 0 for cell in cells.values())}
+
+
+def _wanted(config, only):
+    """Whether a cell is among those of these methods and tasks."""
+    methods, tasks = ([entry.label for entry in entries] for entries in (config.methods, config.tasks))
+    for label in only:
+        if label not in (*methods, *tasks):
+            raise MisvoError(f"no method or task is called {label!r}: choose one of {', '.join([*methods, *tasks])}.")
+    of_methods, of_tasks = ([label for label in only if label in known] for known in (methods, tasks))
+
+    def wanted(cell):
+        by_method = not of_methods or cell.method.label in of_methods
+        return by_method and (not of_tasks or cell.task.label in of_tasks)
+
+    return wanted
 
 
 def _reader(config, folder) -> Reader:

@@ -1,9 +1,9 @@
 """The tables of a report from a `Results`, each once as rows of text; Markdown and LaTeX only differ in dress.
 
 The paper's five: SHP and MBPP+ (any task: reward, diversity, coherence, ± over seeds, difference to best-of-n), policy
-deviation (± over prompts), regularizer ablation, profile. And what a reader sees, each figure against best-of-n. Where
-a sweep has best-of-n more than once, as with more samples for an equal time, there are differences to each of them.
-Where it has several tasks, one table puts all of them together.
+deviation (± over prompts), regularizer ablation, profile. What a reader sees, each figure against best-of-n. What each
+method holds. Where a sweep has best-of-n more than once, as with more samples for an equal time, there are differences
+to each of them. Where it has several tasks, one table puts all of them together.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def all_tables(results: Results) -> list[Table]:
     made = [task_table(results, label) for label in results.tasks]
     made += reader_tables(results)
     made += [overall_table(results, label) for label in results.baselines(results.cells)[:1]]
-    made += [deviation_table(results), ablation_table(results), profile_table(results)]
+    made += [deviation_table(results), ablation_table(results), held_table(results), profile_table(results)]
     return [table for table in made if table.rows]
 
 
@@ -176,6 +176,23 @@ def ablation_table(results: Results) -> Table:
     return Table("reg-ablation", "Regularizer ablation of MISVO, mean ± std over seeds", columns, rows, best)
 
 
+def held_table(results: Results) -> Table:
+    """What a prompt's policy takes to keep, and what the process took while it was made."""
+    rows = []
+    for cell in results.cells:
+        state, peak = (cell.over_prompts(name) for name in ("state_bytes", "peak_memory"))
+        if state is not None and peak is not None:
+            clocks = [f"{cell.over_prompts(f'seconds.{name}').mean:.1f}" for name in ("wall", "cpu")]
+            kept = f"{state.mean / 1024:,.1f}"
+            rows.append([cell.model, cell.task, method_name(cell), kept, gigabytes(peak.mean), *clocks])
+    columns = ["Model", "Task", "Method", "State (KiB) ↓", "Peak (GB) ↓", "Seconds ↓", "CPU seconds ↓"]
+    caption = (
+        "What is kept to sample from a prompt's policy again, the peak memory of the process (of prompts that shared a "
+        "batch, model and libraries included) and a prompt's share of the time"
+    )
+    return Table("held", caption, columns, rows, set())
+
+
 def profile_table(results: Results) -> Table:
     """Table 5: time, tokens per second and peak memory of each method, one prompt at a time."""
     columns = [
@@ -232,7 +249,7 @@ def _number(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.3f}"
 
 
-def gigabytes(count: int) -> str:
+def gigabytes(count: float) -> str:
     return f"{count / 1e9:.2f}"
 
 

@@ -114,13 +114,29 @@ def _outcome(policy, key, result, clocks, peak) -> Outcome:
         "prompt_tokens": len(result.prompt_ids),
         "tokens": sum(step["tokens"] for step in trace),
         "vectors_sha256": None if steering is None else _digest(steering.vectors),
-        "seconds": {**stage_seconds(result), **clocks},
+        "seconds": {**stage_seconds(result), **clocks, "steps": [sum(step["seconds"].values()) for step in trace]},
         "peak_memory": peak,
+        "state_bytes": _state_bytes(policy, result),
     }
     candidates = [{**name, **vars(candidate), "kl": candidate.kl} for candidate in result.candidates]
     for candidate in candidates:
         del candidate["token_kl"]  # 1.6 times as large as all the rest
     return Outcome(row, candidates, steering)
+
+
+def _state_bytes(policy, result) -> int:
+    """What has to be kept of a prompt to sample from its policy again: free vectors, an adapter or a value network."""
+    from misvo.adapted import adapted_model
+    from misvo.tie import TIES
+
+    if result.settings.method == "lora":
+        return adapted_model(policy, None, result.settings).adapter_bytes
+    if result.value is not None:
+        return sum(tensor.nbytes for tensor in result.value.state_dict().values())
+    if result.steering is None:
+        return 0  # the model as it is
+    length, width = result.steering.vectors.shape
+    return TIES[result.steering.tie](length).size * width * result.steering.vectors.itemsize
 
 
 def _place(candidate) -> dict:

@@ -16,6 +16,7 @@ from typing import Any
 from misvo.errors import MisvoError, RewardError, short
 from misvo.prompts import Prompt, as_text, to_reward
 from misvo.rewards import loop, trainer
+from misvo.rewards.rubric import OfRubric, is_rubric
 from misvo.rewards.trainer import Log, TrainerState
 
 Reward = Callable[..., list]  # as it is called
@@ -79,8 +80,12 @@ class Composite:
 def adapt(reward) -> Reward:
     """A callable as a reward: TRL's contract as it is, or a plain function of a text, or of a prompt and a text.
 
-    A reward that learns as it goes (`Standardised`) has a method `fresh`, which this calls: each run starts anew.
+    A function of `completion` and columns, such as `verifiers` has, is handed all of them by name, and a rubric of that
+    package is a reward too (`rubric.py`). A reward that learns as it goes (`Standardised`) has a method `fresh`, which
+    this calls: each run starts anew.
     """
+    if is_rubric(reward):
+        return OfRubric(reward)
     if not callable(reward):
         raise MisvoError(f"a reward must be callable, or a name such as 'sentiment'; {reward!r} is neither.")
     if callable(getattr(reward, "fresh", None)):
@@ -93,15 +98,20 @@ def adapt(reward) -> Reward:
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p.name for p in positional if p.default is p.empty]
-    if "completions" in names or (takes_any and (set(required) & {*GIVEN} or len(required) not in (1, 2))):
+    of_one = "completion" in required or (len(required) in (1, 2) and not (takes_any and set(required) & {*GIVEN}))
+    if "completions" in names or (takes_any and not of_one):
         return reward
-    if len(required) not in (1, 2):
+    if not of_one:
         raise MisvoError("a reward takes (prompts, completions, **columns), or a text, or a prompt and a text.")
     return _PerText(reward, required, None if takes_any else [name for name in names if name not in required])
 
 
 class _PerText:
-    """A plain function of (text) or (prompt, text), called once for each response, with what else it takes by name."""
+    """A plain function of (text) or (prompt, text), called once for each response, with what else it takes by name.
+
+    With a parameter `completion` all go by name, so that (completion, answer) is a text and a column; (anything,
+    completion) is a prompt and a text, unless there is such a column.
+    """
 
     def __init__(self, function, required, others):
         self.function, self.required, self.others = function, required, others  # others: None is any
@@ -110,12 +120,24 @@ class _PerText:
     def __call__(self, prompts, completions, **columns):
         if self.others is None and columns.keys() >= {*self.required}:  # what looked like a text is a column
             return self.function(prompts=prompts, completions=completions, **columns)
-        wanted = {name: values for name, values in columns.items() if self.others is None or name in self.others}
+        named = "completion" in self.required and (
+            len(self.required) > 2 or self.required[0] in ("prompt", "completion", *columns)
+        )
+        for name in self.required if named else ():
+            if name not in ("prompt", "completion", *columns):
+                raise RewardError(f"the reward takes {name!r}, and there is no such column.")
+        taken = [*(self.others or ()), *(self.required if named else ())]
+        wanted = {name: values for name, values in columns.items() if self.others is None or name in taken}
         values = []
         for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             text = as_text(completion)
             own = {name: value if name in trainer.NAMES else value[index] for name, value in wanted.items()}
-            values.append(self.function(*((text,) if len(self.required) == 1 else (prompt, text)), **own))
+            if named:
+                given = {"prompt": prompt, "completion": text}
+                own |= {name: given[name] for name in self.required if name in given}
+                values.append(self.function(**own))
+            else:
+                values.append(self.function(*((text,) if len(self.required) == 1 else (prompt, text)), **own))
         return loop.gathered(values) if values and all(map(inspect.isawaitable, values)) else values
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from misvo.errors import MisvoError, short
 from misvo.rewards.contract import Reward, adapt
+from misvo.rewards.rubric import is_rubric
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def _function(spec):
     source, _, attribute = spec.rpartition(":")
     module = _load_file(source) if source.endswith(".py") else _load_module(source)
     reward = getattr(module, attribute, None)
-    if not callable(reward):
+    if not (callable(reward) or is_rubric(reward)):
         raise MisvoError(f"{source} has no function {attribute!r} to use as a reward.")
     if inspect.isclass(reward):
         try:
