@@ -135,7 +135,8 @@ class RowLayer(DynamicLayer):
         self.dtype, self.device, self.is_initialized = source.dtype, source.device, True
         self.window = source.sliding_window if isinstance(source, DynamicSlidingWindowLayer) else None
         self.columns, self.index, self.count = columns, index, 0
-        self.buffers = [states.new_zeros(0, *states.shape[1:]) for states in (source.keys, source.values)]
+        heads_and_width = [(states.shape[1], states.shape[-1]) for states in (source.keys, source.values)]
+        self.buffers = [source.keys.new_zeros(0, heads, 0, width) for heads, width in heads_and_width]
         self.given: RowKeys | None = None  # to attention, at the last token
         self._look(0)
 
