@@ -35,7 +35,7 @@ studio: setup
 # Two processes with a thread each get more done on two cores than one with two threads. The tests of a file stay
 # together. The second run is on the instructions that a CPU without AVX-512 and VNNI has: rounding and int8 differ there.
 test: export OMP_NUM_THREADS = 1
-test: PYTEST := $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+test: PYTEST := $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder --durations 30
 test: setup lint
 	$(PYTEST)
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) $(NUMERIC)
