@@ -107,7 +107,7 @@ PRESETS = {
         "step": "dual",
         "standardize": True,
         "credit": "cheap",
-        "kl_budget_per_token": 0.12,
+        "kl_budget_per_token": 0.1,
         "select": "ordinary",
     },
     "paper": {},  # Algorithm 1 as printed

@@ -276,7 +276,7 @@ def test_bad_settings(policy, options, says):
 def test_presets():
     paper, auto = Settings.from_preset("paper"), Settings.from_preset(rollouts=4)
     assert paper == Settings() and auto == Settings.from_preset("auto", rollouts=4)
-    assert (auto.tie, auto.step, auto.kl_budget_per_token, auto.penalty) == ("shared", "dual", 0.12, 0.0)
+    assert (auto.tie, auto.step, auto.kl_budget_per_token, auto.penalty) == ("shared", "dual", 0.1, 0.0)
     assert Settings.from_preset("auto", penalty=0.5).kl_budget_per_token is None
     assert Settings.from_preset("auto", kl_budget=7.0).kl_budget_per_token is None
     assert Settings.from_preset("auto", top_p=1.0, tie="smooth").tie == "smooth"
