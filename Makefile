@@ -7,7 +7,7 @@ VLLM := .venv-vllm/bin
 # Tests of arithmetic: what a CPU rounds differently shows here.
 NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own_sampler rows batching replay costs kl_meter law_dtype aisp))
 
-.PHONY: setup judge demo studio test test-all test-page vllm test-vllm lint docs clean
+.PHONY: setup judge demo studio test test-all test-docs test-page vllm test-vllm lint docs clean
 
 setup: .venv/.ready
 
@@ -37,8 +37,13 @@ studio: setup
 test: export OMP_NUM_THREADS = 1
 test: PYTEST := $(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder --durations 30
 test: setup lint
-	$(PYTEST)
+	$(PYTEST) --ignore tests/test_docs.py --ignore tests/test_examples.py
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(PYTEST) $(NUMERIC)
+
+# Every block of code in the documentation and every script of examples/, on the embedded model.
+test-docs: export OMP_NUM_THREADS = 1
+test-docs: setup
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_examples.py -m "not slow" -n 2 --no-loadscope-reorder
 
 test-all: setup lint
 	$(BIN)/python -m pytest

@@ -129,11 +129,11 @@ def test_a_prompt_is_kept_once_and_a_layer_that_copies_itself_takes_one_layer_mo
     themselves for every token, one by one."""
     token, few, long = 4 * 2 * D, 70, "a " * 60  # bytes of a token in one layer; words, so that caches are most of it
     aligned = 112 + 6  # columns of 100 tokens where rows begin at one column: a multiple of 16, and (-2 - 8) % 16
+    settings = misvo.Settings(method="best-of-n", rollouts=200, max_new_tokens=100, memory="15MB")
     for sliding, kind, held in ((False, "sdpa", aligned), (True, "sdpa", aligned), (True, "eager", 160)):
         policy = make_policy(sliding, vocab_size=few)
         policy.model.set_attn_implementation(kind)
-        run = {"method": "best-of-n", "rollouts": 200, "steps": 1, "max_new_tokens": 100}
-        rows = rows_at_once(policy, [long], **run, memory="15MB")
+        rows = policy.rows_that_fit(policy.prefill(policy.encode(long), 100), settings)
         layers = LAYERS + 1 if sliding and kind == "eager" else LAYERS
         left = 15e6 - 60 * LAYERS * token  # the prompt
         assert rows == pytest.approx(left / (layers * held * token + 4 * few * (1 + 100) + 64 * few), abs=1)
