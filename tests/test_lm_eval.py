@@ -97,6 +97,7 @@ def test_responses_are_those_of_steer(tasks):
     assert any(result.best.step > 0 for result in alone)  # it was steered, not only sampled
 
 
+@pytest.mark.slow  # examples/lm_eval_task.py does as much in CI, without the comparison
 def test_five_examples_on_smollm2(tasks):
     """Through lm-eval's own loading of models by name, with its chat template, on a real model."""
     arguments = "pretrained=smollm2-135m,reward=words:3-6,rollouts=4,steps=2,batch_size=5"
