@@ -81,6 +81,7 @@ def test_more_workers_than_cores_are_refused():
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_split_over_gpus_has_them_all():
     """Ray is told of GPUs that are not there: nothing is loaded on them."""
     ours = {"num_cpus": 2, "num_gpus": 4, "object_store_memory": 100 << 20}

@@ -104,7 +104,7 @@ def test_best_of_n_and_tied_runs_get_more_rows_than_the_paper():
     "options",
     [
         {"method": "best-of-n"},
-        {"method": "best-of-n", "top_p": 0.9},
+        pytest.param({"method": "best-of-n", "top_p": 0.9}, marks=pytest.mark.slow),
         pytest.param({}, marks=pytest.mark.slow),
         {"tie": "shared"},
         pytest.param({"method": "aisp"}, marks=pytest.mark.slow),
