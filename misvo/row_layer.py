@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from misvo.row_attention import Part, RowKeys
 
 LINE = 16  # floats in a cache line, and in the widest vector
-TOGETHER = 4  # rows of a request from which on they keep their prompt once; fewer are as quick with copies of it
+TOGETHER = 4  # rows of a request from which on they keep their prompt once; fewer have copies of it
 
 
 def visible_width(tokens: int, head_size: int) -> int:
@@ -135,8 +135,8 @@ class RowLayer(DynamicLayer):
         self.dtype, self.device, self.is_initialized = source.dtype, source.device, True
         self.window = source.sliding_window if isinstance(source, DynamicSlidingWindowLayer) else None
         self.columns, self.index, self.count = columns, index, 0
-        heads_and_width = [(states.shape[1], states.shape[-1]) for states in (source.keys, source.values)]
-        self.buffers = [source.keys.new_zeros(0, heads, 0, width) for heads, width in heads_and_width]
+        both = (source.keys, source.values)
+        self.buffers = [states.new_zeros(0, states.shape[1], 0, states.shape[-1]) for states in both]
         self.given: RowKeys | None = None  # to attention, at the last token
         self._look(0)
 

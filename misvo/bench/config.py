@@ -222,8 +222,8 @@ def _task(entry, folder):
     _among("task", entry["name"], TASKS)
     _check_settings("settings of [[tasks]]", entry.get("settings", {}))
     for name, least in (("first", 0), ("longest", 1), ("more_prompts", 1)):
-        if name in entry and (type(entry[name]) is not int or entry[name] < least):
-            raise MisvoError(f"{name} of [[tasks]] must be a whole number of at least {least}, not {entry[name]!r}.")
+        if name in entry:
+            _check_whole(f"{name} of [[tasks]]", entry[name], least)
     if "more_prompts" in entry and "more_data" not in entry:
         raise MisvoError("more_prompts of [[tasks]] goes with more_data.")
     files = {name: _beside(entry.get(name), folder) for name in ("data", "more_data")}
@@ -239,8 +239,8 @@ def _method(entry):
     entry = dict(entry)
     label, tasks, models, prompts = (entry.pop(name, None) for name in ("label", "tasks", "models", "prompts"))
     _check_settings("[[methods]]", entry, ["label", "tasks", "models", "prompts"])
-    if prompts is not None and (type(prompts) is not int or prompts < 1):
-        raise MisvoError(f"prompts of [[methods]] must be a whole number of at least 1, not {prompts!r}.")
+    if prompts is not None:
+        _check_whole("prompts of [[methods]]", prompts, 1)
     name, cost = entry.get("method", Settings.method), entry.get("cost", Settings.cost)
     if label is None and name == "misvo":
         label = entry.get("preset") or (f"{name}/{cost}" if cost != Settings.cost else None)
@@ -271,6 +271,11 @@ def _with_data(tasks, data):
 def _known(where, entry, kind):
     for name in entry:
         _among(f"key of {where}", name, [field.name for field in fields(kind)])
+
+
+def _check_whole(what, value, least):
+    if type(value) is not int or value < least:
+        raise MisvoError(f"{what} must be a whole number of at least {least}, not {value!r}.")
 
 
 def _check_settings(where, entry, more=()):
