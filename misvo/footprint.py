@@ -154,11 +154,15 @@ def run_bytes(
         "laws": waiting,
         "race": RUNNER * min(HEAT, rows * V),
     }
+    # Products with vectors of fp32 raise a head of 16 bits block by block
+    raised = min(BLOCK_BYTES, V * shape.width * FP32) if held.expected and shape.precision < FP32 else 0.0
+    decoding["head, raised"] = raised
     others = max(0, rows - K)
     updating = {
         "cache": others * row + prompts * shape.cache(prompt),
         "laws": waiting if others else 0.0,
         "products": max(held.update * V * FP32, min(BLOCK_BYTES, held.blocks * V * FP32)),
+        "head, raised": raised,
     }
     if settings.method == "lora":
         adapter = settings.lora_rank * shape.linear * FP32

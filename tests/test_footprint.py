@@ -51,7 +51,8 @@ def test_a_row_of_the_table_by_hand():
     caches, laws_each = (32 * (256 + 512) + 256) * token, 32 * vocabulary * 4  # of rows and prompt; logits, or laws
     assert laws_each > projection.BYTES  # so many laws wait for nothing
     race = 64 * 2**15
-    steered = caches + race + 2 * laws_each + 2 * 32 * 512 * width * 4  # expected rows of this step and of the first
+    raised = 16 * 2**20  # of a head of 16 bits, a block at a time
+    steered = caches + race + raised + 2 * laws_each + 2 * 32 * 512 * width * 4  # expected rows of this step, the first
     law, shift = vocabulary * 4, 8 * vocabulary * 4
     expected = {
         "weights": 16.06,

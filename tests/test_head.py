@@ -1,5 +1,7 @@
 """The head's algebra against explicit matrices, autograd and fp64."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 from tolerances import assert_within, rounding, unit
@@ -57,6 +59,20 @@ def test_products_match_fp64_in_every_precision(weight, dtype, scale, monkeypatc
         got, exact = head.project_entries(Entries.where(sparse.numpy() > 0, sparse)), sparse.double() @ W
         assert_within(got, exact, rounding(torch.float32, V + 1, sparse.double() @ W.abs()))
     assert torch.equal(head.rows(tokens).double(), W[tokens])  # both scales are powers of two
+
+
+@pytest.mark.parametrize("product", ["shift", "project"])
+def test_one_raised_block_of_a_16_bit_head_is_there_at_a_time(monkeypatch, product):
+    """The next block takes the place of the last, so what a product holds does not grow with W."""
+    rows, width = 64, 256
+    monkeypatch.setattr("misvo.head.BLOCK_BYTES", block := rows * width * 4)
+    head = Head(torch.zeros(8 * rows, width, dtype=torch.bfloat16))
+    x = torch.zeros(1, width if product == "shift" else 8 * rows)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        getattr(head, product)(x)
+    changes = (event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]")
+    held = accumulate(event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns()))
+    assert block <= max(held) < 1.5 * block
 
 
 def test_small_interventions_survive_a_bf16_head(weight):
