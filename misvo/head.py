@@ -117,7 +117,7 @@ class Head:
         return x if self.scale == 1.0 else x.mul_(self.scale)
 
     def _blocks(self):
-        """W in pieces of bounded size, raised to the steering precision one at a time, each in the place of the last."""
+        """W in pieces of bounded size, raised to the steering precision one by one, each in the place of the last."""
         size = min(self.vocab_size, max(1, BLOCK_BYTES // (self.hidden_size * self.dtype.itemsize)))
         raised = torch.empty(size, self.hidden_size, dtype=self.dtype, device=self.device)
         for start in range(0, self.vocab_size, size):
