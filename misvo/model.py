@@ -5,10 +5,12 @@ forward pass checks that `head(body(x))` is what the model itself says.
 """
 
 import copy
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
@@ -16,6 +18,7 @@ from misvo import cache as kv
 from misvo import footprint
 from misvo.adapted import AdaptedModel
 from misvo.adapter import AdapterForm
+from misvo.decoder_step import DecoderStep
 from misvo.errors import MisvoError
 from misvo.fields import parse_bytes
 from misvo.head import Head
@@ -45,7 +48,10 @@ class Prefix:
 class Model:
     """A frozen causal LM of transformers and the tokens that end its responses."""
 
-    def __init__(self, model, eos_token: int | None = None, name: str | None = None):
+    def __init__(
+        self, model, eos_token: int | None = None, name: str | None = None, written_out: DecoderStep | None = None
+    ):
+        """`written_out` decodes in the place of the model's body, where it can."""
         if model.training:
             raise MisvoError(
                 "the model is in training mode, where dropout changes its answers: call model.eval() first."
@@ -59,6 +65,14 @@ class Model:
         self.eos_tokens = torch.tensor(self.ends, dtype=torch.long)
         self._adapted: dict[AdapterForm, AdaptedModel] = {}
         self._check_head()
+        self.written_out = written_out
+        if written_out is not None and not self._agrees(written_out):
+            self.written_out = None
+            warnings.warn(
+                f"{self.name} is decoded by transformers itself, which is slower: misvo writes a step of "
+                f"{type(self.body).__name__} out for other versions of transformers than {transformers.__version__}.",
+                stacklevel=3,
+            )
 
     def decode(self, tokens) -> str:
         """The text of token ids: a matter of tokenizers, which `misvo.Policy` has."""
@@ -95,7 +109,7 @@ class Model:
     def with_model(self, model) -> "Model":
         """The same head, ends and words on another body."""
         other = copy.copy(self)
-        other.model, other.body = model, model.base_model
+        other.model, other.body, other.written_out = model, model.base_model, None
         return other
 
     def adapted(self, form: AdapterForm) -> AdaptedModel:
@@ -153,15 +167,18 @@ class Model:
             cache.columns.stand_at(depths)
         elif (pads := int(depths.max()) - depths).any():  # rows of one length need no mask
             mask = (torch.arange(int(depths.max()) + 1) >= pads[:, None]).long().to(self.device)
-        output = self.body(
-            input_ids=tokens.to(self.device)[:, None],
-            attention_mask=mask,
-            position_ids=depths.to(self.device)[:, None],
-            past_key_values=cache,
-            use_cache=True,
-        )
-        kv.check_attention(cache)
-        hidden = output.last_hidden_state[:, -1].to(self.head.device)
+        if self.written_out is not None and self.written_out.serves(cache):
+            hidden = self.written_out(tokens, cache, depths)
+        else:
+            output = self.body(
+                input_ids=tokens.to(self.device)[:, None],
+                attention_mask=mask,
+                position_ids=depths.to(self.device)[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            kv.check_attention(cache)
+            hidden = output.last_hidden_state[:, -1].to(self.head.device)
         return hidden if cache.slots is None else hidden[cache.slots.to(hidden.device)]
 
     def replicate(self, prefix: Prefix, rows: torch.Tensor, room: int, common: Common | None = None):
@@ -185,18 +202,31 @@ class Model:
         return footprint.rows_that_fit(shape, settings, max(longest, prefix.length if prefix else 0), prompts, memory)
 
     @torch.no_grad()
+    def _agrees(self, written_out: DecoderStep) -> bool:
+        """Compare a step that is written out with the body's own, on two rows behind a few tokens."""
+        prefix, rows = self.prefill([1, 2, 3, 4], 1), torch.zeros(2, dtype=torch.long)
+        depths, tokens = torch.full((2,), prefix.length), torch.tensor([5, 6]) % self.head.vocab_size
+        self.written_out = None
+        own = self.body_step(tokens, self.replicate(prefix, rows, 1), depths)
+        self.written_out = written_out
+        return _close(self.body_step(tokens, self.replicate(prefix, rows, 1), depths), own)
+
+    @torch.no_grad()
     def _check_head(self):
         """Compare `head(body(x))` with the model's own logits on a few tokens."""
         ids = torch.arange(1, 6, device=self.device).remainder_(self.head.vocab_size)[None]
         hidden = self.body(input_ids=ids, use_cache=False).last_hidden_state
         own = self.model(input_ids=ids, use_cache=False).logits.to(self.head.dtype)[0]
-        ours = self.head.logits(hidden[0]).to(own.device)
-        spread = own.abs().max().clamp(min=1e-6)
-        precision = torch.finfo(self.head.weight.dtype).eps
-        if ours.shape != own.shape or (ours - own).abs().max() > 8 * precision**0.75 * spread:
+        if not _close(self.head.logits(hidden[0]).to(own.device), own, self.head.weight.dtype):
             raise MisvoError(
                 f"the logits of {self.name} are not a linear function of its last hidden state; it cannot be steered."
             )
+
+
+def _close(ours: torch.Tensor, own: torch.Tensor, precision: torch.dtype = torch.float32) -> bool:
+    """Whether two arrays are the same but for rounding."""
+    allowed = 8 * torch.finfo(precision).eps ** 0.75 * own.abs().max().clamp(min=1e-6)
+    return ours.shape == own.shape and bool((ours - own).abs().max() <= allowed)
 
 
 def _find_head(model, config) -> Head:

@@ -5,6 +5,7 @@ from os import PathLike
 from torch import nn
 
 from misvo import embedded, int8, linear, loading
+from misvo.decoder_step import DecoderStep
 from misvo.engines.adapting import AdaptingEngine
 from misvo.errors import MisvoError, cut
 from misvo.fields import one_of
@@ -18,8 +19,15 @@ from misvo.text_policy import TextPolicy
 class Policy(TextPolicy, Model):
     """A frozen causal LM and its tokenizer."""
 
-    def __init__(self, model, tokenizer, name: str | None = None, own_sampler: OwnSampler | None = None):
-        super().__init__(model, getattr(tokenizer, "eos_token_id", None), name)
+    def __init__(
+        self,
+        model,
+        tokenizer,
+        name: str | None = None,
+        own_sampler: OwnSampler | None = None,
+        written_out: DecoderStep | None = None,
+    ):
+        super().__init__(model, getattr(tokenizer, "eos_token_id", None), name, written_out)
         self.tokenizer = tokenizer
         self.own_sampler = own_sampler or OwnSampler.of(getattr(model, "generation_config", None))
 
@@ -63,7 +71,8 @@ class Policy(TextPolicy, Model):
         if compile:
             model.base_model.compile(dynamic=True)
         own_sampler = embedded.MODELS[str(name)].sampler if str(name) in embedded.MODELS else None
-        return cls(model, tokenizer, str(name), own_sampler)
+        written_out = None if compile else DecoderStep.of(model.base_model)
+        return cls(model, tokenizer, str(name), own_sampler, written_out)
 
     def __repr__(self):
         name, count, place = cut(repr(self.name), 150), _rounded(self.parameter_count), cut(self.place, 60)

@@ -9,7 +9,6 @@ Products of very few queries round otherwise than those of many, so queries are 
 outcome of a row does not depend on how many rows ask beside it.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +37,7 @@ class RowKeys(torch.Tensor):
 
     @classmethod
     def of(cls, keys, mask, parts=()):
-        """Keys (rows, groups, columns, size), their mask (rows, 1, 1, columns) bool, and parts."""
+        """Keys (rows, groups, columns, size), their mask (rows, 1, 1, columns), 0 or −∞, and parts."""
         made = keys.as_subclass(cls)
         made.mask, made.parts, made.attended = mask, parts, False
         return made
@@ -55,13 +54,12 @@ class RowKeys(torch.Tensor):
             keys.attended, plain = True, keys.as_subclass(torch.Tensor)
             if keys.parts:
                 return attend(query, plain, values, keys.mask, keys.parts, kwargs.get("scale"))
-            return func(query, plain, values, **{**kwargs, "attn_mask": keys.mask})
+            return func(query, plain, values, **{**kwargs, "attn_mask": keys.mask.to(query.dtype)})
 
 
 def attend(query, keys, values, mask, parts, scale=None):
     """Attention over a row's own keys, where the mask allows, and over the part that it has; (rows, heads, 1, size)."""
-    hidden = query.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
-    outcome, total = flash(query, keys, values, attn_mask=hidden, scale=scale)  # total: (rows, heads, 1)
+    outcome, total = flash(query, keys, values, attn_mask=mask.to(query.dtype), scale=scale)  # total: (rows, heads, 1)
     for part in parts:
         if part.rows is None:
             return _joined(outcome, total, *_common(query, part, scale))
@@ -75,7 +73,9 @@ def _common(query, part, scale):
     (rows, heads, _, size), groups = query.shape, part.keys.shape[1]
     count = rows * heads // groups
     asked = query.reshape(rows, groups, -1, size).transpose(0, 1).reshape(1, groups, count, size)
-    outcome, total = flash(pad(asked, (0, 0, 0, -count % QUERIES)), part.keys, part.values, scale=scale)
+    if missing := -count % QUERIES:
+        asked = pad(asked, (0, 0, 0, missing))
+    outcome, total = flash(asked, part.keys, part.values, scale=scale)
     outcome = outcome[0, :, :count].reshape(groups, rows, -1, size).transpose(0, 1)
     total = total[0, :, :count].reshape(groups, rows, -1).transpose(0, 1)
     return outcome.reshape(query.shape), total.reshape(rows, heads, 1)
@@ -89,5 +89,7 @@ def _joined(one, one_total, other, other_total):
 
 def _sigmoid(x):
     """The last numbers of an array go another way than whole vectors, and may round otherwise: so there are none."""
-    filled = pad(x.reshape(-1), (0, -x.numel() % VECTORS))
-    return torch.sigmoid(filled)[: x.numel()].view(x.shape)
+    missing = -x.numel() % VECTORS
+    if not missing:
+        return torch.sigmoid(x)
+    return torch.sigmoid(pad(x.reshape(-1), (0, missing)))[: x.numel()].view(x.shape)

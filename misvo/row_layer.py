@@ -15,6 +15,7 @@ it. `visible_width` chooses widths accordingly. Beyond 512 columns the kernel go
 depend on the mates again.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -62,11 +63,11 @@ class Places:
         self.level = bool((own == self.deepest).all())
 
     def mask(self, width: int) -> torch.Tensor:
-        """What each row may look at of its own once its next token is written, (rows, 1, 1, width)."""
+        """What each row may look at of its own once its next token is written: 0 or −∞, (rows, 1, 1, width)."""
         if width not in self._masks:
             behind = self.own[:, None] - torch.arange(width)  # by how many tokens a column lies behind
             seen = behind >= 0 if self.window is None else (behind >= 0) & (behind < self.window)
-            self._masks[width] = seen[:, None, None]
+            self._masks[width] = torch.zeros(seen.shape).masked_fill_(~seen, -math.inf)[:, None, None]
         return self._masks[width]
 
 
@@ -141,16 +142,22 @@ class RowLayer(DynamicLayer):
         self._look(0)
 
     def update(self, key_states, value_states, *args, **kwargs):
-        place = self.columns.places(self.window)
-        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            if place.level:
-                buffer[: self.count, :, place.deepest] = states[:, :, 0]
-            else:
-                buffer[place.rows, :, place.own] = states[:, :, 0]
-        width = visible_width(place.deepest + 1, key_states.shape[-1])
-        self._look(width)
-        self.given = RowKeys.of(self.keys, place.mask(width), self._parts(place))
+        mask, parts = self.write(key_states[:, :, 0], value_states[:, :, 0])
+        self.given = RowKeys.of(self.keys, mask, parts)
         return self.given, self.values
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
+        """Write a token of each row, (rows, heads, size); gives the mask of what it may look at of its own, which is
+        `keys` and `values` of this layer, and the parts that rows look at together."""
+        place = self.columns.places(self.window)
+        for buffer, states in zip(self.buffers, (keys, values), strict=True):
+            if place.level:
+                buffer[: self.count, :, place.deepest] = states
+            else:
+                buffer[place.rows, :, place.own] = states
+        width = visible_width(place.deepest + 1, keys.shape[-1])
+        self._look(width)
+        return place.mask(width), self._parts(place)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """As of a cache without past: keys bring their mask, so the model need not make one."""

@@ -19,6 +19,11 @@ from misvo.row_layer import TOGETHER, Common, visible_width
 LONG = tuple(range(5, 25))  # longer than the window of the sliding models
 
 
+def hidden(mask):
+    """0 where a mask allows to look, −∞ elsewhere."""
+    return torch.zeros(mask.shape).masked_fill_(~mask, -math.inf)
+
+
 @pytest.mark.parametrize("heads, groups, size", [(9, 3, 64), (4, 4, 8), (8, 1, 80)])
 def test_two_parts_are_what_attention_over_all_keys_is(heads, groups, size):
     """Seven rows: three go on from one prompt, two from another, two have no prompt; each sees some of its own keys."""
@@ -29,7 +34,8 @@ def test_two_parts_are_what_attention_over_all_keys_is(heads, groups, size):
     mask[..., 0] = True
     prompts = {(0, 2, 5): 33, (1, 6): 700}  # tokens: less than a vector more than 32, more than one block of the kernel
     parts = [Part(torch.tensor(rows), *torch.randn(2, 1, groups, length, size)) for rows, length in prompts.items()]
-    got = scaled_dot_product_attention(query, RowKeys.of(keys, mask, parts), values, attn_mask=None, enable_gqa=True)
+    seen = RowKeys.of(keys, hidden(mask), parts)
+    got = scaled_dot_product_attention(query, seen, values, attn_mask=None, enable_gqa=True)
     assert type(got) is torch.Tensor and got.shape == query.shape
     for row in range(7):
         seen = [(part.keys[0], part.values[0]) for part in parts if row in part.rows.tolist()]
@@ -46,7 +52,7 @@ def test_two_parts_are_what_attention_over_all_keys_is(heads, groups, size):
 def test_all_rows_of_one_prompt_need_no_choice_of_rows():
     torch.manual_seed(1)
     query, (keys, values) = torch.randn(5, 6, 1, 16), torch.randn(2, 5, 2, 8, 16)
-    mask, (common_keys, common_values) = torch.ones(5, 1, 1, 8, dtype=torch.bool), torch.randn(2, 1, 2, 40, 16)
+    mask, (common_keys, common_values) = torch.zeros(5, 1, 1, 8), torch.randn(2, 1, 2, 40, 16)
     chosen, whole = (
         scaled_dot_product_attention(
             query, RowKeys.of(keys, mask, [Part(rows, common_keys, common_values)]), values, scale=0.3
@@ -90,7 +96,7 @@ def test_the_bits_of_a_row_do_not_hang_on_how_many_ask_beside_it(heads, groups, 
     torch.manual_seed(0)
     rows, tokens = 33, 20
     width = visible_width(tokens, size)
-    query, mask = torch.randn(rows, heads, 1, size), (torch.arange(width) < tokens).expand(rows, 1, 1, width)
+    query, mask = torch.randn(rows, heads, 1, size), hidden(torch.arange(width) < tokens).expand(rows, 1, 1, width)
     keys, values = torch.randn(2, rows, groups, width, size)
     for length in (3, 40, 135):
         common = torch.randn(2, 1, groups, length, size)

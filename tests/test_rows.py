@@ -107,7 +107,7 @@ def test_aligned_rows_hold_what_each_row_would_hold_alone(seed):
             ]
             for i, (own_keys, own_values) in enumerate(alone):
                 length = own_keys.shape[1]
-                assert torch.equal(keys.mask[i, 0, 0], torch.arange(keys.shape[2]) < length)
+                assert torch.equal(keys.mask[i, 0, 0] == 0, torch.arange(keys.shape[2]) < length)
                 assert torch.equal(keys[i, :, :length], own_keys) and torch.equal(values[i, :, :length], own_values)
             assert keys.isfinite().all() and values.isfinite().all()
         elif kind == "join" and len(alone) < 12:
@@ -178,7 +178,7 @@ def test_keys_bring_their_mask_to_attention_and_to_nothing_else():
     query, keys, values = torch.randn(4, 6, 1, 8), torch.randn(4, 2, 5, 8), torch.randn(4, 2, 5, 8)
     mask = torch.rand(4, 1, 1, 5) > 0.3
     mask[..., -1] = True
-    masked = RowKeys.of(keys, mask)
+    masked = RowKeys.of(keys, torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf))
     expected = scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
     got = scaled_dot_product_attention(query, masked, values, attn_mask=None, is_causal=False, enable_gqa=True)
     assert type(got) is torch.Tensor and torch.equal(got, expected)
