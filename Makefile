@@ -5,7 +5,7 @@ BIN := .venv/bin
 VLLM := .venv-vllm/bin
 
 # Tests of arithmetic: what a CPU rounds differently shows here.
-NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own_sampler rows row_attention batching replay costs kl_meter law_dtype aisp))
+NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own_sampler rows row_attention decoder_step batching replay costs kl_meter law_dtype aisp))
 
 .PHONY: setup judge demo studio test test-all test-docs test-page vllm test-vllm lint docs clean
 

@@ -29,10 +29,12 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import misvo.cache
+from misvo import decoder_step
 from misvo.footprint import Shape
 from misvo.law_step import LawStep
 from misvo.linear import linear
 from misvo.rollouts import Request
+from misvo.row_layer import RowLayer
 
 CLASSES = ("products", "head", "attention", "element-wise", "cache moves", "sampling", "Python", "waiting")
 PRODUCTS = {
@@ -75,11 +77,12 @@ def marked(name, call):
 
 def mark_places(policy):
     """Mark what is cache, attention and sampling, whatever operators these are made of."""
-    Cache.update = marked("cache moves", Cache.update)
+    Cache.update, RowLayer.write = marked("cache moves", Cache.update), marked("cache moves", RowLayer.write)
     for name in ("join", "select", "trim", "take"):
         setattr(misvo.cache, name, marked("cache moves", getattr(misvo.cache, name)))
     attention = policy.config._attn_implementation
     ALL_ATTENTION_FUNCTIONS[attention] = marked("attention", ALL_ATTENTION_FUNCTIONS[attention])
+    decoder_step.attend = marked("attention", decoder_step.attend)  # of steps that are written out
     LawStep.draw = marked("sampling", LawStep.draw)
 
 
@@ -228,10 +231,13 @@ def main():
     parser.add_argument("--tokens", type=int, default=16, help="steps that are measured, twice")
     parser.add_argument("--prompt-tokens", type=int, default=71)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--as-transformers", action="store_true", help="the body as transformers calls it")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--picture", metavar="FILE")
     arguments = parser.parse_args()
     policy = load(arguments.model)
+    if arguments.as_transformers:
+        policy = policy.with_model(policy.model)
     mark_places(policy)
     words = policy.encode(PROMPTS[0])
     prompt = tuple((words * -(-arguments.prompt_tokens // len(words)))[: arguments.prompt_tokens])
