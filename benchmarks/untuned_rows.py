@@ -57,8 +57,8 @@ def add(rows: list[dict], run: Path) -> list[dict]:
 
 
 def with_gains(rows: list[dict]) -> list[dict]:
-    """The last step's mean, and the highest reward, above best-of-n's responses to the same prompt, in their deviations,
-    where known."""
+    """How far the last step's mean and the highest reward are above those of the reference's responses to the same
+    prompt, in their deviations, where known."""
     references = {row["task"] + row["prompt"]: row.get("reference_rewards") for row in rows if row["method"] == BASE}
     for row in rows:
         reference = references.get(row["task"] + row["prompt"])
