@@ -15,6 +15,7 @@ from pathlib import Path
 
 from misvo.bench.folder import whole_rows
 from misvo.metrics import paired_bootstrap
+from misvo.selection import BRACKETS, CLOSING
 
 ROWS = Path(__file__).parent.parent / "docs" / "untuned.jsonl"
 KEY = ("task", "prompt", "method", "seed")
@@ -90,6 +91,55 @@ def table(rows: list[dict], task: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def side_by_side(rows: list[dict], most: int = 8) -> str:
+    """Every method on the prompts that most methods have: rewards returned on each task, all else over all tasks."""
+    by_task = {task: _methods(rows, task) for task in dict.fromkeys(row["task"] for row in rows)}
+    tasks = [task for task, methods in by_task.items() if "particles" in methods]
+    chosen = {}
+    for task in tasks:
+        have = [{*values(rows, task, method, "reward returned")} for method in by_task[task]]
+        chosen[task] = set.intersection(*(prompts for prompts in have if len(prompts) >= most))
+    rows = [row for row in rows if row["prompt"] in chosen.get(row["task"], ())]
+    columns = [f"{task}: returned" for task in tasks]
+    columns += ["highest, SDs", "last mean, SDs", "fluency", "ends a sentence", "nats a token", "CPU time", "prompts"]
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        cells = []
+        for task in tasks:
+            mine = values(rows, task, method, "reward returned")
+            cells.append(f"{_mean(mine):.3f}" + _less(mine, values(rows, task, BASE, "reward returned"), method))
+        for name in ("highest reward, reference SDs", "last mean, reference SDs", "fluency of what is returned"):
+            mine, theirs = (_pooled(rows, tasks, one, name) for one in (method, BASE))
+            mean = f"{_mean(mine):.2f}" if name == "last mean, reference SDs" else ""
+            cells.append(mean or _less(mine, theirs, method).strip() or "–")
+        mine = [row for row in rows if row["method"] == method]
+        cpu, base = (_pooled(rows, tasks, one, "CPU seconds") for one in (method, BASE))
+        shared = cpu.keys() & base.keys()
+        prose = [row["text"].rstrip().rstrip(BRACKETS).endswith(CLOSING) for row in mine if row["task"] != "json"]
+        cells.append(f"{sum(prose)} of {len(prose)}")
+        cells.append(f"{_mean(_pooled(rows, tasks, method, 'KL per token')):.3f}")
+        cells.append(f"{sum(cpu[k] for k in shared) / sum(base[k] for k in shared):.2f}" if shared else "–")
+        lines.append(f"| {method} | " + " | ".join([*cells, str(len(mine))]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _methods(rows, task):
+    return dict.fromkeys(row["method"] for row in rows if row["task"] == task)
+
+
+def _pooled(rows, tasks, method, figure):
+    return {(task, prompt): value for task in tasks for prompt, value in values(rows, task, method, figure).items()}
+
+
+def _mean(values):
+    return sum(values.values()) / len(values) if values else math.nan
+
+
+def _less(mine, theirs, method):
+    less = None if method == BASE else paired_bootstrap(mine, theirs)
+    return f" {less.mean:+.3f} [{less.low:+.3f}, {less.high:+.3f}]" if less else ""
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -101,8 +151,10 @@ def main():
         rows = add(rows, run)
     if given.add:
         ROWS.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    rows = with_gains(rows)
     for task in dict.fromkeys(row["task"] for row in rows):
-        print(table(with_gains(rows), task))
+        print(table(rows, task))
+    print(side_by_side(rows))
 
 
 if __name__ == "__main__":

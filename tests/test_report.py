@@ -364,6 +364,19 @@ def test_partial_runs_say_what_is_missing(run, tmp_path):
     assert set(column(made.figures["prompts"], "Reward")) == {"MISVO", "BoN (N=12)"}
 
 
+def test_what_one_of_two_folders_has_is_not_missing(run, tmp_path):
+    """One sweep in two folders, each with a part of its rows."""
+    lines = (run / "rows.jsonl").read_text().splitlines(keepends=True)
+    parts = [tmp_path / "one", tmp_path / "other"]
+    for part, own in zip(parts, (lines[:7], lines[7:]), strict=True):
+        part.mkdir()
+        for name in ("config.json", "environment.json", "candidates.jsonl"):
+            (part / name).write_bytes((run / name).read_bytes())
+        (part / "rows.jsonl").write_text("".join(own))
+    assert results.load(parts[:1]).missing and results.load(parts[1:]).missing
+    assert results.load(parts).missing == []
+
+
 def test_runs_of_several_folders_are_put_together(run, tmp_path):
     world = make_world(tmp_path)
     raw = raw_config(world, methods=("misvo",), seeds=(3,))

@@ -80,10 +80,10 @@ class Plan:
         }
 
 
-def expected_rows(resolved: dict, cell: dict) -> int:
-    """How many rows a cell of a resolved config has when it is finished."""
+def expected_rows(resolved: dict, cell: dict) -> set[tuple[str, int]]:
+    """The rows of a cell of a resolved config when it is finished: (prompt, seed)."""
     prompts = resolved["tasks"][cell["task"]]["prompts"][: cell.get("first_prompts")]
-    return len(prompts) * len(resolved["seeds"])
+    return {(prompt, seed) for prompt in prompts for seed in resolved["seeds"]}
 
 
 def make_plan(config: Config) -> Plan:

@@ -179,6 +179,8 @@ def best_of_n_kl(n: int) -> float:
 def load(folders: list[Path]) -> Results:
     """Read run folders, finished or not, and profiles."""
     results = Results([], {}, [], [], [], [], set(), set(), set())
+    wanted: dict[str, set] = {}  # rows of each cell that some folder is to have
+    done: dict[str, set] = {}  # and those that some folder has
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise MisvoError(f"there is no run folder {folder}.")
@@ -186,13 +188,16 @@ def load(folders: list[Path]) -> Results:
         if profile.exists():
             results.profiles.append(read_json(profile))
         if (folder / CONFIG).exists():
-            _add_run(results, folder)
+            _add_run(results, folder, wanted, done)
         elif not profile.exists():
             raise MisvoError(f"{folder} is no run of misvo: it has neither {CONFIG} nor profile.json.")
+    for where, rows in wanted.items():
+        if missing := len(rows - done[where]):
+            results.missing.append(f"{where}: {missing} of {len(rows)} prompts are not done yet")
     return results
 
 
-def _add_run(results, folder):
+def _add_run(results, folder, wanted, done):
     resolved = read_config(folder)
     if (folder / ENVIRONMENT).exists():
         results.environments += read_json(folder / ENVIRONMENT)[-1:]
@@ -209,9 +214,8 @@ def _add_run(results, folder):
         well = [row for row in mine if "error" not in row]
         where = f"{cell['model']} × {cell['task']} × {cell['method']}"
         results.errors += [(f"{where} × {r['prompt']} × seed {r['seed']}", r["error"]) for r in mine if "error" in r]
-        expected = expected_rows(resolved, cell)
-        if len(mine) < expected:
-            results.missing.append(f"{where}: {expected - len(mine)} of {expected} prompts are not done yet")
+        wanted.setdefault(where, set()).update(expected_rows(resolved, cell))
+        done.setdefault(where, set()).update((row["prompt"], row["seed"]) for row in mine)
         failed = len(mine) - len(well)
         if failed:
             results.missing.append(f"{where}: {failed} prompts failed and are left out")

@@ -149,7 +149,7 @@ def summarise(folder: Path) -> dict:
     for name, cell in resolved["cells"].items():
         mine = [row for row in rows.values() if all(row[part] == cell[part] for part in ("model", "task", "method"))]
         well = [row for row in mine if "error" not in row]
-        expected = expected_rows(resolved, cell)
+        expected = len(expected_rows(resolved, cell))
         cells[name] = {
             "expected": expected,
             "finished": len(well),
