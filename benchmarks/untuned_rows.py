@@ -91,15 +91,19 @@ def table(rows: list[dict], task: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def side_by_side(rows: list[dict], most: int = 8) -> str:
-    """Every method on the prompts that most methods have: rewards returned on each task, all else over all tasks."""
+def on_shared_prompts(rows: list[dict], most: int = 8) -> tuple[list[dict], list[str]]:
+    """The rows of the tasks that all methods are for, of those prompts that most methods have; and the tasks."""
     by_task = {task: _methods(rows, task) for task in dict.fromkeys(row["task"] for row in rows)}
     tasks = [task for task, methods in by_task.items() if "particles" in methods]
     chosen = {}
     for task in tasks:
         have = [{*values(rows, task, method, "reward returned")} for method in by_task[task]]
         chosen[task] = set.intersection(*(prompts for prompts in have if len(prompts) >= most))
-    rows = [row for row in rows if row["prompt"] in chosen.get(row["task"], ())]
+    return [row for row in rows if row["prompt"] in chosen.get(row["task"], ())], tasks
+
+
+def side_by_side(rows: list[dict], tasks: list[str]) -> str:
+    """Every method on the same prompts: rewards returned on each task, all else over all tasks."""
     columns = [f"{task}: returned" for task in tasks]
     columns += ["highest, SDs", "last mean, SDs", "fluency", "ends a sentence", "nats a token", "CPU time", "prompts"]
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
@@ -107,7 +111,8 @@ def side_by_side(rows: list[dict], most: int = 8) -> str:
         cells = []
         for task in tasks:
             mine = values(rows, task, method, "reward returned")
-            cells.append(f"{_mean(mine):.3f}" + _less(mine, values(rows, task, BASE, "reward returned"), method))
+            less = _less(mine, values(rows, task, BASE, "reward returned"), method)
+            cells.append(f"{_mean(mine):.3f}{less}" if mine else "–")
         for name in ("highest reward, reference SDs", "last mean, reference SDs", "fluency of what is returned"):
             mine, theirs = (_pooled(rows, tasks, one, name) for one in (method, BASE))
             mean = f"{_mean(mine):.2f}" if name == "last mean, reference SDs" else ""
@@ -121,6 +126,32 @@ def side_by_side(rows: list[dict], most: int = 8) -> str:
         cells.append(f"{sum(cpu[k] for k in shared) / sum(base[k] for k in shared):.2f}" if shared else "–")
         lines.append(f"| {method} | " + " | ".join([*cells, str(len(mine))]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def draw(rows: list[dict], tasks: list[str], path: Path) -> None:
+    """What is returned, less best-of-n's: its reward on each task, and its fluency over all of them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    methods = [method for method in dict.fromkeys(row["method"] for row in rows) if method != BASE]
+    reads = "fluency of what is returned"
+    panels = {f"{task}: reward": lambda one, task=task: values(rows, task, one, "reward returned") for task in tasks}
+    panels["fluency, nats a token"] = lambda one: _pooled(rows, tasks, one, reads)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(2.6 * len(panels), 0.8 + 0.3 * len(methods)), sharey=True)
+    for axis, (title, of) in zip(axes, panels.items(), strict=True):
+        for place, method in enumerate(methods):
+            if less := paired_bootstrap(of(method), of(BASE)):
+                axis.plot([less.low, less.high], [place, place], color="tab:blue")
+                axis.plot([less.mean], [place], "o", color="tab:blue")
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.set_title(title, fontsize=10)
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(methods)), methods)
+    axes[0].invert_yaxis()
+    figure.supxlabel("returned answers, less best-of-n's on the same prompts, with 95 % intervals", fontsize=10, y=-0.03)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
 
 
 def _methods(rows, task):
@@ -145,6 +176,7 @@ def main():
     parser.add_argument(
         "--add", type=Path, nargs="*", default=[], metavar="RUN", help="folders of configs/untuned.toml"
     )
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw what methods return beside best-of-n")
     given = parser.parse_args()
     rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
     for run in given.add:
@@ -154,7 +186,10 @@ def main():
     rows = with_gains(rows)
     for task in dict.fromkeys(row["task"] for row in rows):
         print(table(rows, task))
-    print(side_by_side(rows))
+    shared, tasks = on_shared_prompts(rows)
+    print(side_by_side(shared, tasks))
+    if given.picture:
+        draw(shared, tasks, given.picture)
 
 
 if __name__ == "__main__":

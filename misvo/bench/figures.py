@@ -205,7 +205,8 @@ def _legend(figure, axes):
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    figure.legend(found.values(), found, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    ncols = max(2, int(figure.get_figwidth() / 2.2))  # a column for each 2.2 inches: names are not cut at the edges
+    figure.legend(found.values(), found, loc="outside lower center", ncols=ncols, frameon=False, fontsize=9)
 
 
 def _coloured(results, model, task) -> list[tuple[str, Cell]]:
