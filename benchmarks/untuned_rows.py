@@ -150,7 +150,7 @@ def draw(rows: list[dict], tasks: list[str], path: Path) -> None:
         axis.grid(axis="x", alpha=0.3)
     axes[0].set_yticks(range(len(methods)), methods)
     axes[0].invert_yaxis()
-    figure.supxlabel("returned answers, less best-of-n's on the same prompts, with 95 % intervals", fontsize=10, y=-0.03)
+    figure.supxlabel("returned answers, less best-of-n's on the same prompts, with 95 % intervals", y=-0.03)
     figure.savefig(path, dpi=130, bbox_inches="tight")
 
 
