@@ -15,7 +15,7 @@ from pathlib import Path
 
 from misvo.bench.folder import whole_rows
 from misvo.metrics import paired_bootstrap
-from misvo.selection import BRACKETS, CLOSING
+from misvo.selection import ends_a_sentence
 
 ROWS = Path(__file__).parent.parent / "docs" / "untuned.jsonl"
 KEY = ("task", "prompt", "method", "seed")
@@ -120,7 +120,7 @@ def side_by_side(rows: list[dict], tasks: list[str]) -> str:
         mine = [row for row in rows if row["method"] == method]
         cpu, base = (_pooled(rows, tasks, one, "CPU seconds") for one in (method, BASE))
         shared = cpu.keys() & base.keys()
-        prose = [row["text"].rstrip().rstrip(BRACKETS).endswith(CLOSING) for row in mine if row["task"] != "json"]
+        prose = [ends_a_sentence(row["text"]) for row in mine if row["task"] != "json"]
         cells.append(f"{sum(prose)} of {len(prose)}")
         cells.append(f"{_mean(_pooled(rows, tasks, method, 'KL per token')):.3f}")
         cells.append(f"{sum(cpu[k] for k in shared) / sum(base[k] for k in shared):.2f}" if shared else "–")

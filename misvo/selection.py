@@ -70,7 +70,11 @@ def why_not(candidate: Candidate, reference: list[Candidate]) -> str | None:
 
 def whole(candidate: Candidate) -> bool:
     """Whether a response ended by itself, or was cut off where a sentence ends."""
-    return candidate.ended is True or candidate.text.rstrip().rstrip(BRACKETS).endswith(CLOSING)
+    return candidate.ended is True or ends_a_sentence(candidate.text)
+
+
+def ends_a_sentence(text: str) -> bool:
+    return text.rstrip().rstrip(BRACKETS).endswith(CLOSING)
 
 
 def _bands(reference):
