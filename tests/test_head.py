@@ -1,9 +1,8 @@
 """The head's algebra against explicit matrices, autograd and fp64."""
 
-from itertools import accumulate
-
 import pytest
 import torch
+from memory import allocated_bytes
 from tolerances import assert_within, rounding, unit
 
 from misvo.fisher import Fisher
@@ -68,11 +67,7 @@ def test_one_raised_block_of_a_16_bit_head_is_there_at_a_time(monkeypatch, produ
     monkeypatch.setattr("misvo.head.BLOCK_BYTES", block := rows * width * 4)
     head = Head(torch.zeros(8 * rows, width, dtype=torch.bfloat16))
     x = torch.zeros(1, width if product == "shift" else 8 * rows)
-    with torch.profiler.profile(profile_memory=True) as profile:
-        getattr(head, product)(x)
-    changes = (event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]")
-    held = accumulate(event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns()))
-    assert block <= max(held) < 1.5 * block
+    assert block <= allocated_bytes(lambda: getattr(head, product)(x)) < 1.5 * block
 
 
 def test_small_interventions_survive_a_bf16_head(weight):

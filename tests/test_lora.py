@@ -3,13 +3,13 @@
 import copy
 import json
 import sys
-from itertools import accumulate
 
 import pytest
 import torch
 from bench_helpers import make_world, raw_config, read_lines
 from conftest import ARCHITECTURES, ENDS, letter_reward, make_model, make_policy, make_tokenizer
 from fakes import FakeEngine, FakePolicy
+from memory import allocated_bytes
 from tolerances import assert_near, room
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, TopPLogitsWarper
 from typer.testing import CliRunner
@@ -453,10 +453,7 @@ def test_the_footprint_of_a_gradient_is_what_torch_counts():
     adapted = policy.adapted(AdapterForm())
     adapter, tokens = adapted.fresh(0, PROMPT), torch.full((4, length), 7)
     rollouts = Rollouts(tokens, torch.full((4,), length), *(torch.zeros(4, length) for _ in range(3)))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as watched:
-        adapted.gradient(adapter, PROMPT, rollouts, torch.ones(4, length, 64))
-    changes = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
-    counted = max(accumulate(event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns())))
+    counted = allocated_bytes(lambda: adapted.gradient(adapter, PROMPT, rollouts, torch.ones(4, length, 64)))
     shape = Shape.of(policy)
     assert shape.linear == 4 * (4 * 128 + 3 * 224)
     foreseen = run_bytes(shape, settings, len(PROMPT))["gradient"]
