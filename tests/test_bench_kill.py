@@ -24,7 +24,7 @@ def world(tmp_path_factory):
     return make_world(tmp_path_factory.mktemp("world"))
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_kills_and_a_resume_equal_an_undisturbed_run(kills, world, tmp_path):
     path = tmp_path / "tiny.toml"
     path.write_text(to_toml(raw_config(world)))

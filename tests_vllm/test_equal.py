@@ -94,7 +94,7 @@ def test_whole_runs_on_a_tiny_model(name, vllm, tiny):
     agree(steer(plain, "a b c", **WHOLE[name]), steer(policy, "a b c", **WHOLE[name]))
 
 
-@pytest.mark.parametrize("name", ["paper", "auto"])
+@pytest.mark.parametrize("name", [pytest.param("paper", marks=pytest.mark.slow), "auto"])
 def test_whole_runs_on_smollm2(name, vllm):
     plain = misvo.Policy.from_pretrained("smollm2-135m")
     policy = vllm("smollm2-135m", max_model_len=512, kv_cache_memory_bytes=256 << 20)

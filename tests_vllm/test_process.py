@@ -30,20 +30,6 @@ def apart(tiny):
     policy.close()
 
 
-@pytest.fixture(autouse=True)
-def not_for_ever():
-    """A test that hangs ends here, by a signal that interrupts even a thread that waits."""
-
-    def give_up(*_):
-        raise TimeoutError("this took more than ten minutes")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(600)  # several starts of vLLM, on a machine that may be busy
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 def counting(completions, **_):
     return [len(text) % 7 for text in completions]
 
@@ -126,6 +112,7 @@ def test_a_worker_that_is_killed_is_one_error_and_the_next_call_starts_it_again(
     assert len(again.trace) == 2 and apart.host.pids() and not set(apart.host.pids()) & set(before)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_while_it_is_waited_for(apart):
     """While tokens are awaited, and while an answer to a call is; with its scheduler, and alone."""
     engine, pids = apart.engine(), apart.host.pids()

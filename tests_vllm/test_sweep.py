@@ -15,13 +15,14 @@ from misvo.bench import sweep
 from misvo.bench.pool import RayPool
 from misvo.errors import MisvoError
 
-QUICK = Path(__file__).parent.parent / "configs" / "quick.toml"  # five prompts of two tasks, all methods
+QUICK = Path(__file__).parent.parent / "configs" / "quick.toml"  # three prompts of its first task, four methods
 
 
 def quick(folder, **model):
-    """The sweep of configs/quick.toml with one seed on a tiny model."""
+    """A part of the sweep of configs/quick.toml, with one seed on a tiny model."""
     config = configs.read(QUICK)
-    return replace(config, models=(configs.Model(str(folder), "tiny", **model),), seeds=(42,), encoder="none")
+    part = {"seeds": (42,), "tasks": config.tasks[:1], "methods": config.methods[:4], "encoder": "none"}
+    return replace(config, models=(configs.Model(str(folder), "tiny", **model),), **part)
 
 
 def candidates(folder):
@@ -35,7 +36,7 @@ def test_two_actors_one_of_them_killed(tmp_path):
         def run(self, chunks, on_step):
             before = self.pids()
             for count, item in enumerate(super().run(chunks, on_step)):
-                if count == 2:
+                if count == 0:
                     os.kill(before[0], signal.SIGKILL)
                 yield item
             self.lost = before[0] not in self.pids()
@@ -45,12 +46,12 @@ def test_two_actors_one_of_them_killed(tmp_path):
     pool = Sabotaged(workers=2, num_cpus=2, object_store_memory=100 << 20)
     ours = quick(folder, engine="vllm", engine_options=options)
     done = sweep.run(ours, tmp_path / "vllm", pool=pool)
-    assert pool.lost and done.rows == done.fresh == 3 * 9 + 2 * 4 and not done.failed
+    assert pool.lost and done.rows == done.fresh == 3 * 4 and not done.failed
     sweep.run(quick(folder), tmp_path / "torch")
     ours, theirs = candidates(tmp_path / "vllm"), candidates(tmp_path / "torch")
     assert ours.keys() == theirs.keys() and len(ours) == done.rows * 4 * 8
     differing = [key for key in ours if ours[key] != theirs[key]]
-    assert len(differing) <= 64, f"{len(differing)} of {len(ours)} responses differ"  # a near tie changes a run of 32
+    assert len(differing) <= 32, f"{len(differing)} of {len(ours)} responses differ"  # a near tie changes a run of 32
 
 
 def test_options_of_engines():
