@@ -11,6 +11,7 @@ and what came out otherwise is told: after a change of the engine, sums that rou
 import argparse
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 from misvo.bench.folder import whole_rows
@@ -91,14 +92,14 @@ def table(rows: list[dict], task: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def on_shared_prompts(rows: list[dict], most: int = 8) -> tuple[list[dict], list[str]]:
+def on_shared_prompts(rows: list[dict], share: float = 0.75) -> tuple[list[dict], list[str]]:
     """The rows of the tasks that all methods are for, of those prompts that most methods have; and the tasks."""
     by_task = {task: _methods(rows, task) for task in dict.fromkeys(row["task"] for row in rows)}
     tasks = [task for task, methods in by_task.items() if "particles" in methods]
     chosen = {}
     for task in tasks:
-        have = [{*values(rows, task, method, "reward returned")} for method in by_task[task]]
-        chosen[task] = set.intersection(*(prompts for prompts in have if len(prompts) >= most))
+        have = Counter(prompt for method in by_task[task] for prompt in values(rows, task, method, "reward returned"))
+        chosen[task] = {prompt for prompt, count in have.items() if count >= share * len(by_task[task])}
     return [row for row in rows if row["prompt"] in chosen.get(row["task"], ())], tasks
 
 
