@@ -28,6 +28,7 @@ FIGURES = {
     "coherence": lambda row: row["coherence"],
     "diversity": lambda row: row["diversity"],
     "KL per token": lambda row: row["kl_per_token"],
+    "KL per token of choosing rows": lambda row: row.get("kl_of_choice"),  # estimated; a bound for blockwise
     "last mean, reference SDs": lambda row: row.get("gain"),
     "highest reward, reference SDs": lambda row: row.get("room"),  # no mean can be above it
     "CPU seconds": lambda row: row.get("cpu"),
@@ -40,7 +41,17 @@ def short(row: dict) -> dict:
     kept = {name: row[name] for name in (*KEY, "reward", "fluency", "coherence", "diversity", "kl_per_token")}
     kept |= {name: row[name] for name in ("raw_best", "responses", "tokens", "reference_rewards")}
     kept |= {"text": row["best"]["text"], "cpu": row["seconds"]["cpu"]}
+    if (of_choice := kl_of_choice(row)) is not None:
+        kept["kl_of_choice"] = of_choice
     return kept | {"trace": [round(step["mean"], 4) for step in row["trace"]]}
+
+
+def kl_of_choice(row: dict) -> float | None:
+    """How far choosing rows moves their law, in nats a token: estimated by particles, bounded by blockwise."""
+    count = row["responses"] / len(row["trace"])  # of a step
+    told = [(step.get("kl_target", step.get("kl_bound")), step["tokens"] / count) for step in row["trace"]]
+    told = [nats / tokens for nats, tokens in told if nats is not None]
+    return sum(told) / len(told) if told else None
 
 
 def key(row: dict) -> tuple:
@@ -149,6 +160,7 @@ def draw(rows: list[dict], tasks: list[str], path: Path) -> None:
         axis.axvline(0, color="black", linewidth=0.8)
         axis.set_title(title, fontsize=10)
         axis.grid(axis="x", alpha=0.3)
+        axis.locator_params(axis="x", nbins=4)
     axes[0].set_yticks(range(len(methods)), methods)
     axes[0].invert_yaxis()
     figure.supxlabel("returned answers, less best-of-n's on the same prompts, with 95 % intervals", y=-0.03)
