@@ -24,7 +24,7 @@ def world(tmp_path_factory):
     return make_world(tmp_path_factory.mktemp("world"))
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.slow)])
 def test_kills_and_a_resume_equal_an_undisturbed_run(kills, world, tmp_path):
     path = tmp_path / "tiny.toml"
     path.write_text(to_toml(raw_config(world)))
@@ -33,7 +33,7 @@ def test_kills_and_a_resume_equal_an_undisturbed_run(kills, world, tmp_path):
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["killed"] == kills and told["code"] == 0
-    assert len(set(told["rows"])) >= 2, "the kills came at moments that were too much alike"
+    assert len(set(told["rows"])) > 2, "the kills came at moments that were too much alike"
     calm = subprocess.run(
         [sys.executable, "-m", "misvo.cli", "bench", str(path), "--output", str(tmp_path / "calm")],
         capture_output=True,
