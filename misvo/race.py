@@ -70,6 +70,13 @@ class Entries:
         tokens, mass = torch.cat([part.tokens for part in parts]), torch.cat([part.mass for part in parts])
         return cls((starts[-1], parts[0].shape[1]), rows, tokens, mass)
 
+    def beside(self, other: "Entries") -> "Entries":
+        """With entries of other rows of the same matrix."""
+        rows = torch.cat([self.rows, other.rows])
+        order = torch.from_numpy(np.argsort(rows.numpy(), kind="stable"))  # two runs that rise: merged, not sorted
+        tokens, mass = torch.cat([self.tokens, other.tokens]), torch.cat([self.mass, other.mass])
+        return Entries(self.shape, rows[order], tokens[order], mass[order])
+
     def dense(self) -> torch.Tensor:
         return self.mass.new_zeros(self.shape).index_put_((self.rows, self.tokens), self.mass)
 

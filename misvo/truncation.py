@@ -34,16 +34,24 @@ class Truncation:
 
     def entries(self, probs: torch.Tensor) -> Entries:
         """The same law on a CPU, without its zeros. Few tokens are likely, and mostly all that is kept are of these."""
-        likely = least = None
         if self.top_p < 1 and not self.top_k:
-            likely = Entries.where(probs.numpy() > np.float32(FLOOR), probs)
-            least = _least_likely(likely, self.top_p)
-        if least is not None and least.all():
-            least = torch.maximum(least, self._floor(probs)) if self.min_p else least
-            kept = likely.only(likely.mass >= least[likely.rows])
+            kept = self._of_likely(probs)
         else:
             kept = Entries.where(probs.numpy() >= self._least(probs)[:, None].numpy(), probs)
         return replace(kept, mass=(kept.mass / kept.row_sums()[kept.rows]).to(probs.dtype))
+
+    def _of_likely(self, probs):
+        """What is kept under top-p; only laws so flat that less likely tokens stay too are looked at as a whole."""
+        likely = Entries.where(probs.numpy() > np.float32(FLOOR), probs)
+        least = _least_likely(likely, self.top_p)
+        flat = least == 0
+        least = torch.maximum(least, self._floor(probs)) if self.min_p else least
+        kept = likely.only((likely.mass >= least[likely.rows]) & ~flat[likely.rows])
+        if not flat.any():
+            return kept
+        whole = probs[flat]
+        rest = Entries.where(whole.numpy() >= self._least(whole)[:, None].numpy(), whole)
+        return kept.beside(replace(rest, rows=flat.nonzero().view(-1)[rest.rows]))
 
     def _least(self, probs):
         """The least probability that is kept, (B,)."""

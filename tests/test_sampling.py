@@ -191,6 +191,18 @@ def test_a_wide_nucleus_is_the_sorted_one():
         assert (mine.double() - expected).abs().sum() < 2 / (expected > 0).sum() + 30_000 * EPS  # one token at most
 
 
+def test_flat_laws_among_peaked_ones_keep_what_each_keeps_alone():
+    """Only a law whose likely tokens hold too little is looked at as a whole; rows stay in order, tokens in theirs."""
+    spreads = torch.tensor([4.0, 0.1, 4.0, 0.1, 0.1, 4.0])[:, None]
+    p = torch.softmax(torch.randn(6, 100_000, generator=torch.Generator().manual_seed(2)) * spreads, -1)
+    for cut in (Truncation(top_p=0.9), Truncation(top_p=0.9, min_p=1e-3)):
+        together, alone = cut.entries(p), [cut.entries(p[row : row + 1]) for row in range(6)]
+        assert torch.equal(together.rows, together.rows.sort().values)
+        assert torch.equal(together.tokens, torch.cat([one.tokens for one in alone]))
+        assert torch.equal(together.mass, torch.cat([one.mass for one in alone]))
+        assert p[1].max() < FLOOR and together.rows.bincount()[1] > 80_000  # nothing of it is likely
+
+
 def test_entries_are_the_matrix_without_its_zeros():
     dense = law(60, 2.0).view(4, 15)
     entries = Entries.where(dense.numpy() > 0.01, dense)
