@@ -16,6 +16,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # what sdpa calls, with its log-sum-exp
 QUERIES = 16
+Picked = torch.Tensor | slice | None  # rows of a batch; None for all of them
 VECTORS = 64  # numbers that are worked on together, or a multiple of that
 
 
@@ -23,7 +24,7 @@ VECTORS = 64  # numbers that are worked on together, or a multiple of that
 class Part:
     """What some rows of a batch have in common."""
 
-    rows: torch.Tensor | None  # which; None for all of them
+    rows: Picked  # a row has one part at most
     keys: torch.Tensor  # (1, groups, tokens, size)
     values: torch.Tensor
 
@@ -60,12 +61,14 @@ class RowKeys(torch.Tensor):
 def attend(query, keys, values, mask, parts, scale=None):
     """Attention over a row's own keys, where the mask allows, and over the part that it has; (rows, heads, 1, size)."""
     outcome, total = flash(query, keys, values, attn_mask=mask.to(query.dtype), scale=scale)  # total: (rows, heads, 1)
+    if not parts:
+        return outcome
+    if parts[0].rows is None:
+        return _joined(outcome, total, *_common(query, parts[0], scale))
+    other, other_total = torch.zeros_like(outcome), torch.full_like(total, -torch.inf)  # of a row that has no part
     for part in parts:
-        if part.rows is None:
-            return _joined(outcome, total, *_common(query, part, scale))
-        rows = part.rows
-        outcome[rows] = _joined(outcome[rows], total[rows], *_common(query[rows], part, scale))
-    return outcome
+        other[part.rows], other_total[part.rows] = _common(query[part.rows], part, scale)
+    return _joined(outcome, total, other, other_total)
 
 
 def _common(query, part, scale):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from misvo.row_attention import Part, RowKeys
+from misvo.row_attention import Part, Picked, RowKeys
 
 LINE = 16  # floats in a cache line, and in the widest vector
 TOGETHER = 4  # rows of a request from which on they keep their prompt once; fewer have copies of it
@@ -76,7 +76,7 @@ class Columns:
 
     def __init__(self):
         self._rows: list[_Row] = []
-        self._groups: list[tuple[Common, torch.Tensor | None]] | None = None
+        self._groups: list[tuple[Common, Picked]] | None = None
         self._places: dict[int | None, Places] = {}
 
     def join(self, rows: int, common: Common | None = None, read: int = 0) -> None:
@@ -110,18 +110,21 @@ class Columns:
         return depth - self._rows[row].start(window)
 
     @property
-    def groups(self) -> list[tuple[Common, torch.Tensor | None]]:
+    def groups(self) -> list[tuple[Common, Picked]]:
         """What is common to rows, and to which; None for all of them."""
         if self._groups is None:
             members: dict[int, tuple[Common, list[int]]] = {}
             for index, row in enumerate(self._rows):
                 if row.common is not None:
                     members.setdefault(id(row.common.cache), (row.common, []))[1].append(index)
-            self._groups = [
-                (common, None if len(rows) == len(self._rows) else torch.tensor(rows))
-                for common, rows in members.values()
-            ]
+            self._groups = [(common, self._picked(rows)) for common, rows in members.values()]
         return self._groups
+
+    def _picked(self, rows: list[int]) -> Picked:
+        """Rows by the quickest index: those side by side need no copy."""
+        if len(rows) == len(self._rows):
+            return None
+        return slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else torch.tensor(rows)
 
     def _change(self, rows):
         self._rows, self._groups, self._places = rows, None, {}
@@ -205,7 +208,7 @@ class RowLayer(DynamicLayer):
             if self.window is None:
                 found.append(Part(rows, layer.keys, layer.values))
                 continue
-            members = place.rows if rows is None else rows
+            members = place.rows if rows is None else place.rows[rows]
             own, held = place.own[members], layer.keys.shape[-2]
             for depth in own.unique().tolist():  # rows at one position have the same window
                 first = max(0, held + depth + 1 - self.window)
