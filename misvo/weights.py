@@ -3,7 +3,6 @@
 import math
 
 import torch
-from scipy.optimize import brentq
 
 
 def importance_weights(rewards, bias, temperature) -> torch.Tensor:
@@ -37,6 +36,8 @@ def temperature_for(rewards, bias, wanted: float) -> float:
         return math.exp(low)
     if excess(high) <= 0:
         return math.exp(high)
+    from scipy.optimize import brentq  # half a second, which nobody waits for before the first token
+
     return math.exp(brentq(excess, low, high))
 
 
