@@ -2,6 +2,8 @@
 
     misvo bench configs/claims.toml --data SHP_PROMPTS.jsonl
     python benchmarks/claims.py runs/claims
+    python benchmarks/claims.py docs/claims.jsonl                              # of rows that are kept
+    python benchmarks/claims.py docs/claims.jsonl runs/claims --keep docs/claims.jsonl   # which were kept so
 
 Every claim is one number: a ratio of two means, a difference of two means, or a change along a run. Means are over
 prompts, each averaged over its seeds, and only of prompts and seeds that both methods have. The interval is a paired
@@ -126,27 +128,43 @@ CLAIMS = [
 ]
 
 
-class Run:
-    """The rows of a folder by task, method and (prompt, seed); a row that was done again stands for the earlier one."""
+def labels_of(folder: Path) -> dict[tuple[str, str], str]:
+    """Which of the methods of `NAMES` the labels of a run stand for on each of its tasks."""
+    labels = {}
+    for cell in json.loads((folder / "config.json").read_text(encoding="utf-8"))["cells"].values():
+        settings = cell["settings"]
+        method = settings["cost"] if settings["method"] == "misvo" else settings["method"]
+        if method in NAMES:
+            known = labels.setdefault((cell["task"], method), cell["method"])
+            if known != cell["method"]:
+                raise SystemExit(f"both {known!r} and {cell['method']!r} are {NAMES[method]} on {cell['task']}.")
+    return {(task, label): method for (task, method), label in labels.items()}
 
-    def __init__(self, folder):
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        self.tasks = list(config["tasks"])
-        labels = {}
-        for cell in config["cells"].values():
-            settings = cell["settings"]
-            method = settings["cost"] if settings["method"] == "misvo" else settings["method"]
-            if method in NAMES:
-                known = labels.setdefault((cell["task"], method), cell["method"])
-                if known != cell["method"]:
-                    raise SystemExit(f"both {known!r} and {cell['method']!r} are {NAMES[method]} on {cell['task']}.")
-        methods = {(task, label): method for (task, method), label in labels.items()}
+
+class Run:
+    """Rows by task, method and (prompt, seed), of folders and of files that `keep` wrote; later ones count."""
+
+    def __init__(self, *paths):
         self.rows = defaultdict(dict)
-        for line in (Path(folder) / "rows.jsonl").read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            method = methods.get((row["task"], row["method"]))
-            if method is not None:
-                self.rows[row["task"], method][row["prompt"], row["seed"]] = row
+        for path in map(Path, paths):
+            labels = {} if path.is_file() else labels_of(path)
+            lines = (path if path.is_file() else path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+            for row in map(json.loads, lines):
+                method = row["method"] if path.is_file() else labels.get((row["task"], row["method"]))
+                if method is not None:
+                    self.rows[row["task"], method][row["prompt"], row["seed"]] = row
+        self.tasks = list(dict.fromkeys(task for task, _ in self.rows))
+
+    def keep(self, path):
+        """Write what the tables need of every row, one a line."""
+        kept = []
+        for (task, method), rows in sorted(self.rows.items()):
+            for (prompt, seed), row in sorted(rows.items()):
+                short = {"task": task, "method": method, "prompt": prompt, "seed": seed}
+                short |= {name: row[name] for name in (*SEEN, "error") if name in row}
+                short |= {"seconds": {"cpu": row["seconds"]["cpu"]}} if "seconds" in row else {}
+                kept.append(short | {"trace": [{"mean": step["mean"]} for step in row.get("trace", [])]})
+        Path(path).write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
 
     def methods(self, task) -> list[str]:
         return [method for method in NAMES if self.values(task, method, REWARD)]
@@ -238,8 +256,12 @@ def markdown(columns: list[str], rows: list[list[str]]) -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="of `misvo bench configs/claims.toml`")
-    run = Run(parser.parse_args().folder)
+    parser.add_argument("runs", nargs="+", help="folders of `misvo bench configs/claims.toml`, or files of kept rows")
+    parser.add_argument("--keep", metavar="FILE", help="write there what the tables need of all rows")
+    arguments = parser.parse_args()
+    run = Run(*arguments.runs)
+    if arguments.keep:
+        run.keep(arguments.keep)
     for task in run.tasks:
         rows = claims_table(run, task)
         verdicts = [row[5] for row in rows]

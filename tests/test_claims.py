@@ -61,9 +61,9 @@ def write_run(folder, rows):
     return folder
 
 
-def table_of(folder):
+def table_of(*runs):
     """claim -> (paper, here, prompts, verdict, paper's figure inside), and method -> cells of the second table."""
-    text = subprocess.run([sys.executable, SCRIPT, folder], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run([sys.executable, SCRIPT, *runs], capture_output=True, text=True, check=True).stdout
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     start = next(n for n, line in enumerate(lines) if line[0] == "method")
     claims = {line[1]: line[2:] for line in lines[2:start]}
@@ -73,6 +73,19 @@ def table_of(folder):
 @pytest.fixture
 def rows():
     return [row(method, n, seed) for method in MULTIPLES for n in range(8) for seed in (1, 2)]
+
+
+def test_rows_that_are_kept_and_runs_in_parts_give_the_same_tables(tmp_path, rows):
+    parts = [tmp_path / name for name in ("all", "one", "two")]
+    for part, some in zip(parts, (rows, rows[:40], rows[40:]), strict=True):
+        part.mkdir()
+        write_run(part, some)
+    kept = tmp_path / "kept.jsonl"
+    expected = table_of(parts[0])
+    assert table_of(parts[1], parts[2], "--keep", kept) == expected
+    assert table_of(kept) == expected
+    assert table_of(kept, parts[1], "--keep", kept) == expected
+    assert len(kept.read_text().splitlines()) == len(rows)
 
 
 def test_ratios_differences_and_verdicts_are_those_computed_by_hand(tmp_path, rows):
