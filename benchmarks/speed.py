@@ -5,11 +5,13 @@
 Competitors, all with the same prompts, K rows a step, N steps and T tokens a row (ends of text are ignored, so that
 all do the same work): plain sampling with our engine, with the whole law and under top-p 0.95; `generate` of
 transformers on the model as transformers loads it, K rows a call; MISVO as printed in the paper, the same under top-p,
-untuned (`auto`); AISP; MISVO for many prompts at once, whose figures are per prompt. Peak memory is that of two steps
-in a process of its own, above the loaded model.
+untuned (`auto`); AISP; MISVO for many prompts at once, whose figures are per prompt; and, where it is installed,
+llama.cpp (`benchmarks/by_llama_cpp.py`). Peak memory is that of two steps in a process of its own, above the loaded
+model; of llama.cpp, with its model.
 """
 
 import argparse
+import importlib.util
 import statistics
 
 from measure import PROMPTS, allocated_bytes, in_a_process_of_its_own, load, peak_bytes, seconds, spread, write_json
@@ -43,7 +45,7 @@ def hugging_face(arguments):
 
 def competitors(policy, arguments):
     size = {"rollouts": arguments.rollouts, "steps": arguments.steps, "max_new_tokens": arguments.max_new_tokens}
-    generate = None
+    generate = llama = None
 
     def steer(**options):
         def run(prompt):
@@ -59,6 +61,15 @@ def competitors(policy, arguments):
         generate = generate or hugging_face(arguments)
         generate(torch.tensor([policy.encode(prompt)]))
 
+    def by_llama_cpp(prompt):
+        nonlocal llama
+        if llama is None:
+            from by_llama_cpp import Sampling
+
+            llama = Sampling(arguments.rollouts, arguments.max_new_tokens)
+        for step in range(arguments.steps):
+            llama(policy.encode(prompt), seed=step)
+
     def many(_):
         misvo.steer_many(policy, PROMPTS[: arguments.prompts], len, **size, preset="paper")
 
@@ -71,6 +82,7 @@ def competitors(policy, arguments):
         "aisp": steer(method="aisp"),
         "generate": by_transformers,
         "many": many,
+        **({"llama.cpp": by_llama_cpp} if importlib.util.find_spec("llama_cpp") else {}),
     }
 
 
