@@ -114,8 +114,6 @@ CLAIMS = [
     Claim("Section 5.1", REWARD, CONTROL, MISVO, "below", "inferior"),
     Claim("Table 4", REWARD, MISVO, PREFIX, "above", 9.26 - 9.06),
     Claim("Table 4", REWARD, MISVO, ITERATE, "above", 9.26 - 8.92),
-    Claim("Table 4", REWARD, MISVO, PREFIX, "within", 9.26 - 9.06, 0.34),
-    Claim("Table 4", REWARD, MISVO, ITERATE, "within", 9.26 - 8.92, 0.34),
     Claim("Table 4", DIVERSITY, MISVO, ITERATE, "within", 0.723 - 0.710, 0.013),
     Claim("Table 4", COHERENCE, MISVO, ITERATE, "within", 0.661 - 0.656, 0.013),
     Claim("Table 1", DIVERSITY, MISVO, BON, "within", 0.719 - 0.688, 0.05),
