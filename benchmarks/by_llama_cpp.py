@@ -50,12 +50,12 @@ class Sampling:
         options = llama_cpp.llama_context_default_params()
         options.n_ctx = longest_prompt + rollouts * tokens
         options.n_seq_max, options.kv_unified = rollouts, True
-        options.n_batch = options.n_ubatch = max(512, rollouts)
+        options.n_batch = options.n_ubatch = at_once = max(longest_prompt, rollouts)
         options.n_threads = options.n_threads_batch = torch.get_num_threads()
         options.type_k = options.type_v = llama_cpp.GGML_TYPE_F32
         self.context = llama_cpp.llama_init_from_model(self.model, options)
         self.memory = llama_cpp.llama_get_memory(self.context)
-        self.batch = llama_cpp.llama_batch_init(max(512, rollouts), 0, 1)
+        self.batch = llama_cpp.llama_batch_init(at_once, 0, 1)
 
     def __call__(self, prompt: list[int], seed: int) -> list[list[int]]:
         """Token ids of the rows."""

@@ -114,6 +114,8 @@ CLAIMS = [
     Claim("Section 5.1", REWARD, CONTROL, MISVO, "below", "inferior"),
     Claim("Table 4", REWARD, MISVO, PREFIX, "above", 9.26 - 9.06),
     Claim("Table 4", REWARD, MISVO, ITERATE, "above", 9.26 - 8.92),
+    Claim("Table 4", REWARD, MISVO, PREFIX, "within", 9.26 - 9.06, 0.34),
+    Claim("Table 4", REWARD, MISVO, ITERATE, "within", 9.26 - 8.92, 0.34),
     Claim("Table 4", DIVERSITY, MISVO, ITERATE, "within", 0.723 - 0.710, 0.013),
     Claim("Table 4", COHERENCE, MISVO, ITERATE, "within", 0.661 - 0.656, 0.013),
     Claim("Table 1", DIVERSITY, MISVO, BON, "within", 0.719 - 0.688, 0.05),
@@ -145,10 +147,9 @@ class Run:
     def __init__(self, *paths):
         self.rows = defaultdict(dict)
         for path in map(Path, paths):
-            labels = {} if path.is_file() else labels_of(path)
-            lines = (path if path.is_file() else path / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-            for row in map(json.loads, lines):
-                method = row["method"] if path.is_file() else labels.get((row["task"], row["method"]))
+            labels, file = (labels_of(path), path / "rows.jsonl") if path.is_dir() else (None, path)
+            for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+                method = row["method"] if labels is None else labels.get((row["task"], row["method"]))
                 if method is not None:
                     self.rows[row["task"], method][row["prompt"], row["seed"]] = row
         self.tasks = list(dict.fromkeys(task for task, _ in self.rows))

@@ -22,7 +22,7 @@ def import_transformers() -> None:
     Where they are installed, transformers imports them: scikit-learn, with pandas, for a threshold of assisted
     generation, and SciPy's optimisers for losses of object detection, which no command uses. Who imports them later
     finds them. And while modules are imported, Python looks a thousand times for garbage among them, where there is
-    none. Together they were almost half of the way to the first token.
+    none. Together they were more than a third of the way to the first token.
     """
     hidden = [name for name in ("sklearn", "scipy") if name not in sys.modules]
     collecting = gc.isenabled()

@@ -34,10 +34,7 @@ class Truncation:
 
     def entries(self, probs: torch.Tensor) -> Entries:
         """The same law on a CPU, without its zeros. Few tokens are likely, and mostly all that is kept are of these."""
-        if self.top_p < 1 and not self.top_k:
-            kept = self._of_likely(probs)
-        else:
-            kept = Entries.where(probs.numpy() >= self._least(probs)[:, None].numpy(), probs)
+        kept = self._of_likely(probs) if self.top_p < 1 and not self.top_k else self._of_all(probs)
         return replace(kept, mass=(kept.mass / kept.row_sums()[kept.rows]).to(probs.dtype))
 
     def _of_likely(self, probs):
@@ -46,12 +43,14 @@ class Truncation:
         least = _least_likely(likely, self.top_p)
         flat = least == 0
         least = torch.maximum(least, self._floor(probs)) if self.min_p else least
-        kept = likely.only((likely.mass >= least[likely.rows]) & ~flat[likely.rows])
+        kept = likely.only(likely.mass >= least.masked_fill(flat, torch.inf)[likely.rows])
         if not flat.any():
             return kept
-        whole = probs[flat]
-        rest = Entries.where(whole.numpy() >= self._least(whole)[:, None].numpy(), whole)
+        rest = self._of_all(probs[flat])
         return kept.beside(replace(rest, rows=flat.nonzero().view(-1)[rest.rows]))
+
+    def _of_all(self, probs):
+        return Entries.where(probs.numpy() >= self._least(probs)[:, None].numpy(), probs)
 
     def _least(self, probs):
         """The least probability that is kept, (B,)."""
