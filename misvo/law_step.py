@@ -6,7 +6,7 @@ there are enough of them to make it worth while (`misvo.projection`).
 """
 
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import compress, groupby
 
 import torch
 
@@ -142,8 +142,10 @@ class LawStep:
         positions = torch.cat([torch.full((len(group.rows),), group.position) for group in groups])
         logits = centred(sampler.tempered(logits, positions))
         keys = torch.cat([group.job.keys[group.rows, group.position] for group in groups])
+        _, ref_partition = softmax(logits, out=probs)
+        self._keep_reference(groups, blocks, probs)
         laws = [
-            self._law(group, sampler, hidden[block], logits[block], probs[block], keys[block])
+            self._law(group, sampler, hidden[block], logits[block], probs[block], ref_partition[block], keys[block])
             for group, block in zip(groups, blocks, strict=True)
         ]
         if probs[:, 0].isnan().any():  # one logit that is not finite makes all of its row NaN
@@ -190,12 +192,18 @@ class LawStep:
             kept.append(left)
         return torch.cat(tokens), Entries.join(kept) if isinstance(kept[0], Entries) else torch.cat(kept)
 
-    def _law(self, group, sampler, hidden, logits, probs, keys) -> _Laws:
-        """Add a group's shift to its logits and write its law to `probs`."""
-        _, ref_partition = softmax(logits, out=probs)
-        if group.job.request.keep.fisher == "reference":
-            self._keep_mean(group, probs)
-            group.job.rollouts.fisher_rows[group.rows, group.position] = self.head.project(probs)
+    def _keep_reference(self, groups, blocks, probs):
+        """p̄ and Wᵀp of the reference's laws where they are wanted, all rows in one product, before they are steered."""
+        wanted = [group.job.request.keep.fisher == "reference" for group in groups]
+        if not any(wanted):
+            return
+        expected = self.head.project(probs)
+        for group, block in compress(zip(groups, blocks, strict=True), wanted):
+            self._keep_mean(group, probs[block])
+            group.job.rollouts.fisher_rows[group.rows, group.position] = expected[block]
+
+    def _law(self, group, sampler, hidden, logits, probs, ref_partition, keys) -> _Laws:
+        """Add a group's shift to its logits and write its law in the place of the reference's, to `probs`."""
         shift = self._shift(group, sampler, hidden)
         if shift is None:
             return _Laws(None, ref_partition, ref_partition, torch.zeros_like(ref_partition), None)
