@@ -1,0 +1,131 @@
+"""Adapters for each prompt against steering: tables from rows.jsonl by numpy, with nothing of misvo.
+
+    misvo bench configs/adapters-tuning.toml
+    python benchmarks/adapters.py runs/adapters-tuning --tuning              # the setting of each method that won
+    misvo bench configs/adapters.toml --data SHP_PROMPTS.jsonl
+    python benchmarks/adapters.py runs/adapters
+    python benchmarks/adapters.py docs/adapters.jsonl                        # of rows that are kept
+    python benchmarks/adapters.py docs/adapters.jsonl runs/adapters --keep docs/adapters.jsonl     # which were kept so
+
+Rewards are told as they are; the mean of the last step also in standard deviations of the reference's rewards, which
+best-of-n draws: how far the policy came. Every comparison is over the prompts that both methods have, and its interval
+a paired bootstrap over them (`benchmarks/claims.py`).
+"""
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from claims import FEWEST, interval, markdown
+
+BON = "best-of-n"
+BUDGETS = ["0.025", "0.05", "0.1", "0.2", "0.4"]  # nats a token, of `lora` and `auto`
+KEPT = ["reward", "held_out", "kl_per_token", "fluency", "state_bytes"]
+WORDS = {
+    "reward": "best reward",
+    "last": "mean, last step",
+    "deviations": "in reference SDs",
+    "held_out": "held-out reward",
+    "kl_per_token": "KL a token",
+    "fluency": "fluency",
+    "cpu": "CPU seconds",
+    "state_bytes": "KiB of state",
+}
+
+
+def read(paths) -> dict[str, dict[tuple, dict]]:
+    """Rows by method and (prompt, seed), of folders and of files that `keep` wrote; later ones count."""
+    rows = defaultdict(dict)
+    for path in map(Path, paths):
+        file = path / "rows.jsonl" if path.is_dir() else path
+        for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            if "error" not in row:
+                rows[row["method"]][row["prompt"], row["seed"]] = row if "cpu" in row else short(row)
+    return rows
+
+
+def short(row) -> dict:
+    """What the tables need of a row."""
+    names = ("method", "prompt", "seed", *KEPT)
+    made = {"last": row["trace"][-1]["mean"], "cpu": row["seconds"]["cpu"], "reference": row["reference_rewards"]}
+    return {name: row[name] for name in names} | made
+
+
+def figure(rows, method, name, key) -> float:
+    row = rows[method][key]
+    if name == "deviations":
+        reference = rows[BON][key]["reference"]
+        return (row["last"] - reference["mean"]) / reference["std"]
+    return row[name] / 1024 if name == "state_bytes" else row[name]
+
+
+def paired(rows, name, method, other) -> tuple[np.ndarray, np.ndarray]:
+    """A figure of two methods on the prompts that both have; best-of-n, which has the reference, among them."""
+    keys = sorted(rows[method].keys() & rows[other].keys() & rows[BON].keys())
+    return tuple(np.array([figure(rows, each, name, key) for key in keys]) for each in (method, other))
+
+
+def difference(rows, name, method, other) -> str:
+    ours, theirs = paired(rows, name, method, other)
+    low, high = interval(lambda one, two: (one - two).mean(-1), ours, theirs)
+    return f"{(ours - theirs).mean():+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def all_methods(rows) -> str:
+    table = []
+    for method in rows:
+        means = {name: paired(rows, name, method, method)[0] for name in WORDS}
+        table.append([method, str(len(means["reward"])), *(f"{mean.mean():.3g}" for mean in means.values())])
+    return markdown(["method", "prompts", *WORDS.values()], table)
+
+
+def side_by_side(rows, pairs) -> str:
+    """Differences of pairs of methods, and the ratio of their times."""
+    names, table = ["reward", "deviations", "held_out", "kl_per_token", "fluency"], []
+    for method, other in pairs:
+        if rows[method].keys() & rows[other].keys() & rows[BON].keys():
+            seconds = [values.mean() for values in paired(rows, "cpu", method, other)]
+            cells = [difference(rows, name, method, other) for name in names]
+            table.append([f"{method} − {other}", *cells, f"{seconds[0] / seconds[1]:.2f}"])
+    return markdown(["", *(WORDS[name] for name in names), "time, as a ratio"], table)
+
+
+def winners(rows) -> str:
+    """Of each method the setting whose last step has the highest mean, on prompts that all of its settings have."""
+    families, table = defaultdict(list), []
+    for method in rows:
+        if method != BON:
+            families[method.split(",")[0]].append(method)
+    for family, settings in families.items():
+        common = set.intersection(*(set(rows[each]) for each in (BON, *settings)))
+        if common:
+            means = {each: np.mean([figure(rows, each, "deviations", key) for key in common]) for each in settings}
+            ranked = sorted(means, key=means.get, reverse=True)
+            table.append([family, str(len(common)), "; ".join(f"{each} {means[each]:+.2f}" for each in ranked)])
+    return markdown(["method", "prompts", "settings, the best first: last step's mean in reference SDs"], table)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", help="folders of `misvo bench`, or files of kept rows")
+    parser.add_argument("--tuning", action="store_true", help="rank the settings of each method")
+    parser.add_argument("--keep", metavar="FILE", help="write there what the tables need of all rows")
+    arguments = parser.parse_args()
+    rows = read(arguments.runs)
+    if arguments.keep:
+        kept = [row for by_prompt in rows.values() for row in by_prompt.values()]
+        Path(arguments.keep).write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+    if arguments.tuning:
+        print(winners(rows))
+        return
+    print(all_methods(rows))
+    print(f"Paired differences [95 % interval]; of fewer than {FEWEST} prompts an interval is too narrow.\n")
+    print(side_by_side(rows, [(f"lora, {nats}", f"auto, {nats}") for nats in BUDGETS]))
+    longer = [("lora, 0.1", "auto, 0.1, equal time"), ("lora, 0.1", "best-of-n, equal time")]
+    print(side_by_side(rows, [*longer, ("auto, 0.1, equal time", "best-of-n, equal time")]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""`benchmarks/adapters.py` on rows whose every figure is known."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+GAINS = {"best-of-n": 0.0, "auto, 0.1": 1.0, "lora, 0.1": 1.5, "lora, 4, 1e-3": 0.5, "lora, 16, 1e-3": 2.5}
+
+
+def row(method, n):
+    """The last step's mean is `gain` deviations of 2 above the reference's mean, which is the prompt's number."""
+    return {
+        "method": method,
+        "prompt": f"p{n}",
+        "seed": 0,
+        "reward": 10.0 * n + GAINS[method],
+        "held_out": 0.0,
+        "kl_per_token": 0.1,
+        "fluency": -2.0,
+        "state_bytes": 2048,
+        "trace": [{"mean": 0.0}, {"mean": n + 2 * GAINS[method]}],
+        "seconds": {"cpu": 4.0 if "lora" in method else 2.0},
+        "reference_rewards": {"mean": float(n), "std": 2.0, "count": 128},
+    }
+
+
+def tables(tmp_path, rows, *options):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    call = [sys.executable, ROOT / "benchmarks" / "adapters.py", tmp_path, *options]
+    return subprocess.run(call, capture_output=True, text=True, check=True).stdout
+
+
+def test_differences_are_of_prompts_that_both_have(tmp_path):
+    rows = [row(method, n) for method in ("best-of-n", "auto, 0.1", "lora, 0.1") for n in range(3)]
+    failed = {"method": "lora, 0.1", "prompt": "p3", "seed": 0, "error": "out of memory"}
+    text = tables(tmp_path, [*rows, row("best-of-n", 3), row("auto, 0.1", 3), failed])
+    line = next(line for line in text.splitlines() if line.startswith("| lora, 0.1 − auto, 0.1"))
+    assert line.split(" | ")[1:3] == ["+0.500 [+0.500, +0.500]", "+0.500 [+0.500, +0.500]"]
+    assert line.endswith("| 2.00 |")
+    assert "| auto, 0.1 | 4 | 16 | 3.5 | 1 | 0 | 0.1 | -2 | 2 | 2 |" in text  # 16 = 10 · mean(0, 1, 2, 3) + 1
+
+
+def test_kept_rows_give_the_same_tables(tmp_path):
+    rows = [row(method, n) for method in ("best-of-n", "auto, 0.1", "lora, 0.1") for n in range(3)]
+    first = tables(tmp_path, rows, "--keep", tmp_path / "kept.jsonl")
+    again = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
+    assert tables(tmp_path, again) == first
+
+
+def test_the_setting_that_moved_the_policy_furthest_wins(tmp_path):
+    methods = ("best-of-n", "lora, 4, 1e-3", "lora, 16, 1e-3")
+    text = tables(tmp_path, [row(method, n) for method in methods for n in range(2)], "--tuning")
+    assert "| lora | 2 | lora, 16, 1e-3 +2.50; lora, 4, 1e-3 +0.50 |" in text
