@@ -67,12 +67,15 @@ def load(name, *, dtype="auto", device=None, device_map=None, torch_dtype=None, 
         with source.reading(), embedded.quiet() if known else _bars_as_wished():
             tokenizer = AutoTokenizer.from_pretrained(folder, **shared)
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map=device_map, **options)
-        return (model if device is None else model.to(device)).eval(), tokenizer
+            model = model if device is None else model.to(device)
     except Exception as error:  # a hub, a disk, a format, a package that is missing: each has errors of its own
         strange = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if isinstance(error, TypeError) and strange and strange[1] in options:
             raise _unknown(strange[1]) from error
         raise MisvoError(_failure(name, source.explain(error), isinstance(error, OSError))) from error
+    if dtype == "auto":  # nobody chose it
+        placement.warn_of_slow_products(model)
+    return model.eval(), tokenizer
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """In which precision a model is loaded and on which device it stands: the words that people use, checked before any
 weight is read."""
 
+import warnings
+
 import torch
 
 from misvo.errors import MisvoError, first_line, short
@@ -51,3 +53,23 @@ def devices() -> list[str]:
         return ["cpu"]
     kind = torch.accelerator.current_accelerator().type
     return ["cpu", *(f"{kind}:{index}" for index in range(torch.accelerator.device_count()))]
+
+
+def warn_of_slow_products(model) -> None:
+    """Say what to do where the weights of a checkpoint are in 16 bits and the CPU under it multiplies only in 32."""
+    if model.device.type == "cpu" and not multiplies_in(model.dtype):
+        name = str(model.dtype).removeprefix("torch.")
+        size = sum(weight.numel() for weight in model.parameters()) * torch.float32.itemsize / 1e9
+        warnings.warn(
+            f"this checkpoint was saved in {name}, in which this CPU is slow: with dtype='float32' (--dtype float32) "
+            f"many responses decode twice as fast and more, and weights take {size:.1f} GB instead of {size / 2:.1f}.",
+            stacklevel=3,
+        )
+
+
+def multiplies_in(dtype: torch.dtype) -> bool:
+    """Whether this CPU has products of this precision; 16 bits need newer instructions than AVX2."""
+    if dtype not in (torch.bfloat16, torch.float16) or not torch.backends.mkldnn.is_available():
+        return True  # of what is not oneDNN's nothing is known
+    ops = torch.ops.mkldnn
+    return ops._is_mkldnn_bf16_supported() if dtype == torch.bfloat16 else ops._is_mkldnn_fp16_supported()

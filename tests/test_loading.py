@@ -1,6 +1,11 @@
 """A new user's first hour: words for precisions and devices, names for policies, options of transformers."""
 
 import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import warnings
 
 import pytest
 import torch
@@ -162,6 +167,28 @@ def test_an_unknown_option_is_one_sentence(checkpoint):
     assert "no option 'use_fast'" in refusal(load, checkpoint, use_fast=True)
     assert "no option 'output_loading_info'" in refusal(load, checkpoint, output_loading_info=True)
     assert "nonsense" in refusal(load, checkpoint, attn_implementation="nonsense")
+
+
+def test_a_checkpoint_in_16_bits_on_a_cpu_of_32(tmp_path, monkeypatch):
+    make_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    monkeypatch.setattr(misvo.placement, "multiplies_in", lambda dtype: dtype == torch.float32)
+    with pytest.warns(UserWarning, match=r"saved in bfloat16.*--dtype float32"):
+        assert misvo.Policy.from_pretrained(tmp_path).head.weight.dtype == torch.bfloat16
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for chosen in ("bf16", "fp32"):
+            misvo.Policy.from_pretrained(tmp_path, dtype=chosen)
+        monkeypatch.setattr(misvo.placement, "multiplies_in", lambda dtype: True)
+        misvo.Policy.from_pretrained(tmp_path)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other CPUs have other instructions")
+def test_a_cpu_with_avx2_alone_multiplies_in_32_bits():
+    say = "import torch; from misvo.placement import multiplies_in as m; print(m(torch.float32), m(torch.bfloat16))"
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", say], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="it is installed here")
