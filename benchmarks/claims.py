@@ -4,6 +4,7 @@
     python benchmarks/claims.py runs/claims
     python benchmarks/claims.py docs/claims.jsonl                              # of rows that are kept
     python benchmarks/claims.py docs/claims.jsonl runs/claims --keep docs/claims.jsonl   # which were kept so
+    python benchmarks/claims.py docs/claims.jsonl --into docs/results.md       # the tables of a page, made anew
 
 Every claim is one number: a ratio of two means, a difference of two means, or a change along a run. Means are over
 prompts, each averaged over its seeds, and only of prompts and seeds that both methods have. The interval is a paired
@@ -253,24 +254,46 @@ def markdown(columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows]) + "\n"
 
 
+def tables(run: Run, task: str) -> dict[str, str]:
+    """What there is to say of a task, each part by its name."""
+    rows = claims_table(run, task)
+    verdicts = [row[5] for row in rows]
+    columns = ["in the paper", "claim", "paper", "here [95 % interval]", "prompts", "verdict", "paper's inside"]
+    names = {**WORDS, "held_out": "held-out reward", "last": "mean, last step", "fluency": "fluency"}
+    return {
+        "verdicts": ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in (HOLDS, FAILS, OPEN)) + ".",
+        "claims": markdown(columns, rows),
+        "methods": markdown(["method", *(names[figure] for figure in SEEN)], methods_table(run, task)),
+    }
+
+
+def fill(page: Path, parts: dict[str, str]) -> None:
+    """Put every part behind its line `<!-- name -->`, in the place of what stands there up to an empty line."""
+    text = page.read_text(encoding="utf-8")
+    for name, part in parts.items():
+        before, line, after = text.partition(f"<!-- {name} -->\n")
+        if not line:
+            raise SystemExit(f"{page} has no line <!-- {name} -->.")
+        text = before + line + part.strip() + after[after.index("\n\n") :]
+    page.write_text(text, encoding="utf-8")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="folders of `misvo bench configs/claims.toml`, or files of kept rows")
     parser.add_argument("--keep", metavar="FILE", help="write there what the tables need of all rows")
+    parser.add_argument("--into", metavar="PAGE", type=Path, help="put the tables behind their lines in this page")
     arguments = parser.parse_args()
     run = Run(*arguments.runs)
     if arguments.keep:
         run.keep(arguments.keep)
-    for task in run.tasks:
-        rows = claims_table(run, task)
-        verdicts = [row[5] for row in rows]
-        print(f"## {task}\n")
-        print(", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in (HOLDS, FAILS, OPEN)) + "\n")
-        columns = ["in the paper", "claim", "paper", "here [95 % interval]", "prompts", "verdict", "paper's inside"]
-        print(markdown(columns, rows))
-        print("Means over prompts; rewards also less best-of-n's [95 % interval].\n")
-        names = {**WORDS, "held_out": "held-out reward", "last": "mean, last step", "fluency": "fluency"}
-        print(markdown(["method", *(names[figure] for figure in SEEN)], methods_table(run, task)))
+    found = {task: tables(run, task) for task in run.tasks}
+    if arguments.into:
+        fill(arguments.into, {f"{task}: {name}": part for task in found for name, part in found[task].items()})
+        return
+    for task, parts in found.items():
+        print(f"## {task}\n\n{parts['verdicts']}\n\n{parts['claims']}")
+        print(f"Means over prompts; rewards also less best-of-n's [95 % interval].\n\n{parts['methods']}")
 
 
 if __name__ == "__main__":

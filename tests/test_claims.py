@@ -198,3 +198,20 @@ def test_the_sweeps_are_what_the_tables_need():
         **dict.fromkeys(("lora", "auto", "paper", "particles"), 6),
     }
     assert len({str(cell.settings) for cell in tuned.cells()}) == 25 and tuned.tasks[0].data is None
+
+
+def test_the_page_of_results_says_what_its_rows_say(tmp_path):
+    page = ROOT / "docs" / "results.md"
+    made = tmp_path / "results.md"
+    made.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+    subprocess.run([sys.executable, SCRIPT, ROOT / "docs" / "claims.jsonl", "--into", made], check=True)
+    assert made.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
+
+
+def test_a_page_without_a_place_for_a_table_is_left_alone(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- learned: verdicts -->\nnone yet\n\nThe end.\n", encoding="utf-8")
+    call = [sys.executable, SCRIPT, ROOT / "docs" / "claims.jsonl", "--into", page]
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.strip().endswith("has no line <!-- learned: claims -->.")
+    assert "none yet" in page.read_text(encoding="utf-8")
