@@ -117,11 +117,13 @@ def _predictor(head: Head, steps: list[_Visited], u, sampler: Sampler, excess: f
     # What the samples say of the steps that they are from, against what those measured: accidents cancel.
     luck = min(max(measured / seen, 1 / DOUBT), DOUBT) if seen > 0 else 1.0
 
+    space = torch.empty(2, CHUNK, head.vocab_size, dtype=head.dtype, device=head.device)
+
     def predict(factor):
         nats = 0.0
         for weight, logits, shift, ref_partition in parts:
-            moved = factor * shift
-            probs, partition = softmax(logits + moved)
+            moved, (steered, probs) = factor * shift, space[:, : len(logits)]
+            probs, partition = softmax(torch.add(logits, moved, out=steered), out=probs)
             nats += weight * token_kl(ref_partition, partition, probs, moved).sum().item()
         return excess * luck * nats
 

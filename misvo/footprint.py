@@ -13,7 +13,7 @@ from torch import nn
 
 from misvo import projection
 from misvo.adapted import LEARN
-from misvo.budget import PREFIXES, STEPS
+from misvo.budget import CHUNK, PREFIXES, STEPS
 from misvo.cache import bytes_per_row
 from misvo.head import BLOCK_BYTES, Shift
 from misvo.race import HEAT
@@ -119,7 +119,8 @@ class Held:
         mean_laws = tie.positions * (0.5 if settings.law_dtype == "bfloat16" else 1.0) if untied else len(tie.pairs)
         if settings.kl_budget or settings.kl_budget_per_token:
             hidden += 1
-            update = max(update, (1 if settings.tie == "shared" else 2) * PREFIXES * min(STEPS, settings.steps))
+            prefixes = PREFIXES * min(STEPS, settings.steps)  # their logits; of untied vectors their shifts too
+            update = max(update, prefixes + 2 * CHUNK if settings.tie == "shared" else 2 * prefixes + 4 * CHUNK)
         return cls(
             scratch,
             mean_laws=mean_laws if fisher else 0.0,

@@ -57,7 +57,7 @@ class _Laws:
     ref_partition: torch.Tensor
     kl: torch.Tensor
     ref_tokens: torch.Tensor | None  # what the reference law draws from the same races, (B,), where it is another law
-    ref_kept: torch.Tensor | Entries | None = None  # what is left of the reference law, where that is not all of it
+    ref_kept: torch.Tensor | Entries | None = None  # what anchored rows draw from, where that is not all of the law
 
 
 class LawStep:
@@ -150,7 +150,7 @@ class LawStep:
         ]
         if probs[:, 0].isnan().any():  # one logit that is not finite makes all of its row NaN
             raise MisvoError(TOO_STRONG)
-        tokens, kept = self._draw(sampler, groups, blocks, laws, probs, keys)
+        tokens, kept = self._draw(sampler, blocks, laws, probs, keys)
         chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
         rows = None  # the expected rows of a law that is not the whole one
         if kept is not None and any(group.job.request.keep.scores for group in groups):
@@ -167,7 +167,7 @@ class LawStep:
             if law.ref_tokens is not None:
                 record["changed"] = tokens[block] != law.ref_tokens
                 record["log_ratios"] = record["ref_logprobs"] - record["logprobs"]
-                if kept is not None and law.ref_kept is not None and group.job.request.anchored:
+                if kept is not None and law.ref_kept is not None:
                     before, after = _mass(law.ref_kept, tokens[block]), _mass(kept, tokens)[block]
                     record["log_ratios"] = before.log() - after.log()
             if rows is not None:
@@ -176,18 +176,16 @@ class LawStep:
             wanted += [(block, target, (group.rows, group.position)) for target in targets]
         return tokens, wanted
 
-    def _draw(self, sampler, groups, blocks, laws, probs, keys):
+    def _draw(self, sampler, blocks, laws, probs, keys):
         """A token for every row, and the laws that they come from where these are not the whole ones.
 
         Anchored groups draw from what their law gives the tokens that the reference keeps.
         """
-        pairs = zip(groups, laws, strict=True)
-        anchored = [group.job.request.anchored and law.ref_kept is not None for group, law in pairs]
-        if not any(anchored):
+        if all(law.ref_kept is None for law in laws):
             return sampler.draw(probs, keys)
         tokens, kept = [], []
-        for block, law, within in zip(blocks, laws, anchored, strict=True):
-            drawn, left = sampler.draw(probs[block], keys[block], law.ref_kept if within else None)
+        for block, law in zip(blocks, laws, strict=True):
+            drawn, left = sampler.draw(probs[block], keys[block], law.ref_kept)
             tokens.append(drawn)
             kept.append(left)
         return torch.cat(tokens), Entries.join(kept) if isinstance(kept[0], Entries) else torch.cat(kept)
@@ -210,7 +208,7 @@ class LawStep:
         ref_tokens, ref_kept = sampler.draw(probs, keys)
         _, partition = softmax(logits.add_(shift), out=probs)
         kl = token_kl(ref_partition, partition, probs, shift)
-        return _Laws(shift, partition, ref_partition, kl, ref_tokens, ref_kept)
+        return _Laws(shift, partition, ref_partition, kl, ref_tokens, ref_kept if group.job.request.anchored else None)
 
     def _shift(self, group, sampler, hidden):
         """Wu/τ of a group, (V,) when its rows share it, (B, V) when they do not, None for the reference policy."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 FLOOR = 2.0**-16  # at most 2¹⁶ tokens run by themselves; on real laws some hundreds, and the others win 1 race in 100
-HEAT = 2**15  # tokens whose times are made at once on a CPU
+HEAT = 2**15  # entries that are worked on at once on a CPU
 OTHERS = -1  # the runner that stands for all tokens below the floor
 
 # SplitMix64 (Steele, Lea and Flood, 2014): the golden ratio's step and the two multipliers, as signed numbers.
@@ -50,8 +50,8 @@ class Entries:
     def where(cls, chosen: np.ndarray, probs: torch.Tensor) -> "Entries":
         """Those that `chosen` (B, V) marks. NumPy looks for them three times as fast as PyTorch does."""
         places = torch.from_numpy(np.flatnonzero(chosen))
-        rows = places // probs.shape[1]
-        return cls(tuple(probs.shape), rows, places - rows * probs.shape[1], probs.reshape(-1)[places])
+        mass, rows = probs.reshape(-1)[places], places // probs.shape[1]
+        return cls(tuple(probs.shape), rows, places.remainder_(probs.shape[1]), mass)
 
     def only(self, chosen: torch.Tensor) -> "Entries":
         """Those that `chosen` (n,) marks."""
@@ -59,8 +59,14 @@ class Entries:
 
     def reweighed(self, probs: torch.Tensor) -> "Entries":
         """What another law (B, V) gives the same tokens, as laws."""
-        held = Entries(self.shape, self.rows, self.tokens, probs[self.rows, self.tokens])
-        return Entries(self.shape, self.rows, self.tokens, (held.mass / held.row_sums()[self.rows]).to(probs.dtype))
+        return Entries(self.shape, self.rows, self.tokens, probs[self.rows, self.tokens]).normalised()
+
+    def normalised(self) -> "Entries":
+        """With rows that sum to 1."""
+        sums, mass = self.row_sums(), torch.empty_like(self.mass)
+        for heat in self._heats():
+            mass[heat] = self.mass[heat] / sums[self.rows[heat]]
+        return Entries(self.shape, self.rows, self.tokens, mass)
 
     @classmethod
     def join(cls, parts: list["Entries"]) -> "Entries":
@@ -69,13 +75,6 @@ class Entries:
         rows = torch.cat([part.rows + start for part, start in zip(parts, starts[:-1], strict=True)])
         tokens, mass = torch.cat([part.tokens for part in parts]), torch.cat([part.mass for part in parts])
         return cls((starts[-1], parts[0].shape[1]), rows, tokens, mass)
-
-    def beside(self, other: "Entries") -> "Entries":
-        """With entries of other rows of the same matrix."""
-        rows = torch.cat([self.rows, other.rows])
-        order = torch.from_numpy(np.argsort(rows.numpy(), kind="stable"))  # two runs that rise: merged, not sorted
-        tokens, mass = torch.cat([self.tokens, other.tokens]), torch.cat([self.mass, other.mass])
-        return Entries(self.shape, rows[order], tokens[order], mass[order])
 
     def dense(self) -> torch.Tensor:
         return self.mass.new_zeros(self.shape).index_put_((self.rows, self.tokens), self.mass)
@@ -87,21 +86,25 @@ class Entries:
 
     def row_sums(self) -> torch.Tensor:
         """(B,) in fp64."""
-        return torch.zeros(self.shape[0], dtype=torch.float64).index_add_(0, self.rows, self.mass.double())
+        sums = torch.zeros(self.shape[0], dtype=torch.float64)
+        for heat in self._heats():
+            sums.index_add_(0, self.rows[heat], self.mass[heat].double())
+        return sums
 
     def race(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The winner of each row and its time, (B,) each; the time is infinite in a row without entries.
-
-        In heats of bounded size: times take several times the memory of what they are made of.
-        """
+        """The winner of each row and its time, (B,) each; the time is infinite in a row without entries."""
         first, winners = torch.full((self.shape[0],), torch.inf, dtype=torch.float64), torch.zeros_like(keys)
-        for heat in range(0, len(self.rows), HEAT):
-            rows, tokens = self.rows[heat : heat + HEAT], self.tokens[heat : heat + HEAT]
-            times = exponentials(keys[rows], tokens).div_(self.mass[heat : heat + HEAT])
+        for heat in self._heats():
+            rows, tokens = self.rows[heat], self.tokens[heat]
+            times = exponentials(keys[rows], tokens).div_(self.mass[heat])
             first.scatter_reduce_(0, rows, times, "amin")
             arrived = times == first[rows]
             winners[rows[arrived]] = tokens[arrived]
         return winners, first
+
+    def _heats(self) -> list[slice]:
+        """Parts of bounded size: what is made of entries in fp64 takes several times their memory."""
+        return [slice(start, start + HEAT) for start in range(0, len(self.rows), HEAT)]
 
 
 def race(probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

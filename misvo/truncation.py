@@ -5,7 +5,7 @@ probable that reach `top_p`; of those, the ones with at least `min_p` of the lar
 probability stand or fall together. What is left is renormalised.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -33,19 +33,19 @@ class Truncation:
     def entries(self, probs: torch.Tensor) -> Entries:
         """The same law on a CPU, without its zeros. Few tokens are likely, and mostly all that is kept are of these."""
         kept = self._of_likely(probs) if self.top_p < 1 and not self.top_k else self._of_all(probs)
-        return replace(kept, mass=(kept.mass / kept.row_sums()[kept.rows]).to(probs.dtype))
+        return kept.normalised()
 
     def _of_likely(self, probs):
-        """What is kept under top-p; only laws so flat that less likely tokens stay too are looked at as a whole."""
+        """What is kept under top-p; only laws so flat that less likely tokens stay too are sorted as a whole."""
         likely = Entries.where(probs.numpy() > np.float32(FLOOR), probs)
         least = _least_likely(likely, self.top_p)
         flat = least == 0
         least = torch.maximum(least, self._floor(probs)) if self.min_p else least
-        kept = likely.only(likely.mass >= least.masked_fill(flat, torch.inf)[likely.rows])
         if not flat.any():
-            return kept
-        rest = self._of_all(probs[flat])
-        return kept.beside(replace(rest, rows=flat.nonzero().view(-1)[rest.rows]))
+            return likely.only(likely.mass >= least[likely.rows])
+        del likely  # of flat laws it takes more than the laws
+        least[flat] = self._least(probs[flat])
+        return Entries.where(probs.numpy() >= least[:, None].numpy(), probs)
 
     def _of_all(self, probs):
         return Entries.where(probs.numpy() >= self._least(probs)[:, None].numpy(), probs)
