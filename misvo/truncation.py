@@ -32,8 +32,8 @@ class Truncation:
 
     def entries(self, probs: torch.Tensor) -> Entries:
         """The same law on a CPU, without its zeros. Few tokens are likely, and mostly all that is kept are of these."""
-        kept = self._of_likely(probs) if self.top_p < 1 and not self.top_k else self._of_all(probs)
-        return kept.normalised()
+        likely = self.top_p < 1 and not self.top_k
+        return (self._of_likely(probs) if likely else _at_least(probs, self._least(probs))).normalised()
 
     def _of_likely(self, probs):
         """What is kept under top-p; only laws so flat that less likely tokens stay too are sorted as a whole."""
@@ -45,10 +45,7 @@ class Truncation:
             return likely.only(likely.mass >= least[likely.rows])
         del likely  # of flat laws it takes more than the laws
         least[flat] = self._least(probs[flat])
-        return Entries.where(probs.numpy() >= least[:, None].numpy(), probs)
-
-    def _of_all(self, probs):
-        return Entries.where(probs.numpy() >= self._least(probs)[:, None].numpy(), probs)
+        return _at_least(probs, least)
 
     def _least(self, probs):
         """The least probability that is kept, (B,)."""
@@ -61,6 +58,11 @@ class Truncation:
 
     def _floor(self, probs):
         return probs.amax(-1) * self.min_p
+
+
+def _at_least(probs, least):
+    """The entries of probabilities (B, V) that reach the least (B,) of their row."""
+    return Entries.where(probs.numpy() >= least[:, None].numpy(), probs)
 
 
 def _least_likely(likely, top_p):
