@@ -6,10 +6,11 @@
     python benchmarks/adapters.py runs/adapters
     python benchmarks/adapters.py docs/adapters.jsonl                        # of rows that are kept
     python benchmarks/adapters.py docs/adapters.jsonl runs/adapters --keep docs/adapters.jsonl     # which were kept so
+    python benchmarks/adapters.py docs/adapters.jsonl --into docs/results.md # the tables of a page, made anew
 
 Rewards are told as they are; the mean of the last step also in standard deviations of the reference's rewards, which
-best-of-n draws: how far the policy came. Every comparison is over the prompts that both methods have, and its interval
-a paired bootstrap over them (`benchmarks/claims.py`).
+best-of-n draws: how far the policy came. Every comparison is over the prompts that both methods have, each averaged
+over its seeds, and its interval a paired bootstrap over prompts (`benchmarks/claims.py`).
 """
 
 import argparse
@@ -18,7 +19,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from claims import FEWEST, interval, markdown
+from claims import FEWEST, fill, interval, markdown
 
 BON = "best-of-n"
 BUDGETS = ["0.025", "0.05", "0.1", "0.2", "0.4"]  # nats a token, of `lora` and `auto`
@@ -62,9 +63,12 @@ def figure(rows, method, name, key) -> float:
 
 
 def paired(rows, name, method, other) -> tuple[np.ndarray, np.ndarray]:
-    """A figure of two methods on the prompts that both have; best-of-n, which has the reference, among them."""
-    keys = sorted(rows[method].keys() & rows[other].keys() & rows[BON].keys())
-    return tuple(np.array([figure(rows, each, name, key) for key in keys]) for each in (method, other))
+    """A figure of two methods on the prompts that both have, as best-of-n must, which has the reference's rewards."""
+    seeds = defaultdict(list)
+    for prompt, seed in sorted(rows[method].keys() & rows[other].keys() & rows[BON].keys()):
+        seeds[prompt].append([figure(rows, each, name, (prompt, seed)) for each in (method, other)])
+    pairs = np.array([np.mean(values, axis=0) for values in seeds.values()]).reshape(-1, 2)  # (prompts, 2)
+    return pairs[:, 0], pairs[:, 1]
 
 
 def difference(rows, name, method, other) -> str:
@@ -107,11 +111,22 @@ def winners(rows) -> str:
     return markdown(["method", "prompts", "settings, the best first: last step's mean in reference SDs"], table)
 
 
+def tables(rows) -> dict[str, str]:
+    """What there is to say, each part by its name."""
+    longer = [("lora, 0.1", "auto, 0.1, equal time"), ("lora, 0.1", "best-of-n, equal time")]
+    return {
+        "methods": all_methods(rows),
+        "budgets": side_by_side(rows, [(f"lora, {nats}", f"auto, {nats}") for nats in BUDGETS]),
+        "time": side_by_side(rows, [*longer, ("auto, 0.1, equal time", "best-of-n, equal time")]),
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="folders of `misvo bench`, or files of kept rows")
     parser.add_argument("--tuning", action="store_true", help="rank the settings of each method")
     parser.add_argument("--keep", metavar="FILE", help="write there what the tables need of all rows")
+    parser.add_argument("--into", metavar="PAGE", type=Path, help="put the tables behind their lines in this page")
     arguments = parser.parse_args()
     rows = read(arguments.runs)
     if arguments.keep:
@@ -120,11 +135,13 @@ def main():
     if arguments.tuning:
         print(winners(rows))
         return
-    print(all_methods(rows))
+    made = tables(rows)
+    if arguments.into:
+        fill(arguments.into, {f"adapters: {name}": part for name, part in made.items()})
+        return
+    print(made["methods"])
     print(f"Paired differences [95 % interval]; of fewer than {FEWEST} prompts an interval is too narrow.\n")
-    print(side_by_side(rows, [(f"lora, {nats}", f"auto, {nats}") for nats in BUDGETS]))
-    longer = [("lora, 0.1", "auto, 0.1, equal time"), ("lora, 0.1", "best-of-n, equal time")]
-    print(side_by_side(rows, [*longer, ("auto, 0.1, equal time", "best-of-n, equal time")]))
+    print(f"{made['budgets']}\n{made['time']}")
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ ROOT = Path(__file__).parent.parent
 GAINS = {"best-of-n": 0.0, "auto, 0.1": 1.0, "lora, 0.1": 1.5, "lora, 4, 1e-3": 0.5, "lora, 16, 1e-3": 2.5}
 
 
-def row(method, n):
+def row(method, n, seed=0):
     """The last step's mean is `gain` deviations of 2 above the reference's mean, which is the prompt's number."""
     return {
         "method": method,
         "prompt": f"p{n}",
-        "seed": 0,
+        "seed": seed,
         "reward": 10.0 * n + GAINS[method],
         "held_out": 0.0,
         "kl_per_token": 0.1,
@@ -40,6 +40,22 @@ def test_differences_are_of_prompts_that_both_have(tmp_path):
     assert line.split(" | ")[1:3] == ["+0.500 [+0.500, +0.500]", "+0.500 [+0.500, +0.500]"]
     assert line.endswith("| 2.00 |")
     assert "| auto, 0.1 | 4 | 16 | 3.5 | 1 | 0 | 0.1 | -2 | 2 | 2 |" in text  # 16 = 10 · mean(0, 1, 2, 3) + 1
+
+
+def test_seeds_of_a_prompt_are_one_observation(tmp_path):
+    """Two seeds of one prompt and one of another: the prompts weigh alike, so 10·(0 + 1)/2, not 10·(0 + 0 + 1)/3."""
+    rows = [row(method, n, seed) for method in ("best-of-n", "auto, 0.1") for n, seed in ((0, 0), (0, 1), (1, 0))]
+    assert "| best-of-n | 2 | 5 | 0.5 |" in tables(tmp_path, rows)
+
+
+def test_a_page_gets_its_tables_behind_its_lines(tmp_path):
+    page, methods = tmp_path / "page.md", ("best-of-n", "auto, 0.1", "lora, 0.1")
+    places = [f"<!-- adapters: {name} -->\nold\n\n" for name in ("methods", "budgets", "time")]
+    page.write_text("".join(places) + "The end.\n")
+    rows = [row(method, n) for method in methods for n in range(3)]
+    assert tables(tmp_path, rows, "--into", page) == ""
+    text = page.read_text()
+    assert "| lora, 0.1 − auto, 0.1 | +0.500" in text and "old" not in text and text.endswith("The end.\n")
 
 
 def test_kept_rows_give_the_same_tables(tmp_path):
