@@ -245,10 +245,11 @@ class Session:
     def _hear_from_rewards(self, events, until):
         """Take what is ready; where there is nothing to decode, to begin or to tell, wait for the first."""
         if self._scoring and not self.engine.busy and not events and not self._may_begin():
-            asked = [scoring.future for scoring in self._scoring]
-            wait(asked if until is None else [*asked, until], return_when=FIRST_COMPLETED)
-        ready = [scoring for scoring in self._scoring if scoring.future.done()]
-        self._scoring = [scoring for scoring in self._scoring if not scoring.future.done()]
+            futures = [scoring.future for scoring in self._scoring]
+            wait(futures if until is None else [*futures, until], return_when=FIRST_COMPLETED)
+        asked, ready, self._scoring = self._scoring, [], []
+        for scoring in asked:  # each is looked at once: it may be done at any moment
+            (ready if scoring.future.done() else self._scoring).append(scoring)
         while ready:
             scoring = ready.pop(0)
             handle = scoring.handle

@@ -4,6 +4,7 @@ import gc
 import pickle
 import time
 import weakref
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from misvo.interventions import Climb, Noise, Vectors
 from misvo.law_step import LawStep
 from misvo.rollouts import Keep, Request
 from misvo.sampling import Sampler
+from misvo.scoring import Scorer, answer
 from misvo.session import Session
 from misvo.tie import shared
 from misvo.value import ValueNetwork
@@ -146,6 +148,30 @@ def test_events_tell_every_step_and_every_end_in_order():
         own = [event.row and event.row["step"] for event in events if event.handle is handle]
         assert own == [0, 1, None] and handle.ended
     assert set(policy.made.forgotten) == {handle.run.tokens for handle in handles}
+
+
+class DoneOnceLookedAt(Future):
+    """An answer that comes just after somebody looked whether it was there."""
+
+    looks = 0
+
+    def done(self):
+        self.looks += 1
+        return self.looks > 1
+
+
+def test_an_answer_that_comes_while_the_session_looks_is_not_lost(monkeypatch):
+    def submit(self, owner, question, decode, background):
+        future = DoneOnceLookedAt()
+        future.set_result(answer(question, decode))
+        return future
+
+    monkeypatch.setattr(Scorer, "submit", submit)
+    with Session(FakePolicy()) as session:
+        handle = session.add("one", length, settings(steps=2, max_new_tokens=4))
+        for _ in range(50):
+            session.step()
+        assert handle.ended and handle.error is None
 
 
 def test_a_prompt_waits_until_there_is_room_and_no_more_are_open_than_twice_what_decodes():
