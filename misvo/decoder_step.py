@@ -9,9 +9,12 @@ hooks on. When a policy is made, a step is compared with the model's own (`misvo
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
+from transformers.activations import SiLUActivation
 
+from misvo.linear import FEWEST, plus, silu_of, times
 from misvo.row_attention import attend
+
+SILUS = (nn.SiLU, SiLUActivation)
 
 # What these have in common: RMS norms before attention and before the MLP, rotary positions, a cache of attention alone
 FAMILIES = {
@@ -24,11 +27,8 @@ class DecoderStep:
     """The body of a model of one of the families, for one more token of each row."""
 
     def __init__(self, body: nn.Module):
-        self.body = body
-        self.layers = list(body.layers)[: body.config.num_hidden_layers]
-        called = {module for layer in self.layers for part in (layer.mlp, layer.self_attn) for module in part.modules()}
-        called -= {layer.self_attn for layer in self.layers}
-        self.passed_over = [module for module in body.modules() if module not in called]
+        self.body, self.modules = body, list(body.modules())
+        self.layers = [_Layer(layer) for layer in list(body.layers)[: body.config.num_hidden_layers]]
 
     @classmethod
     def of(cls, body: nn.Module) -> "DecoderStep | None":
@@ -38,23 +38,21 @@ class DecoderStep:
         return cls(body) if known and plain else None
 
     def serves(self, cache) -> bool:
-        """Whether rows begin at one column, and nobody listens to a module that is not called here."""
-        heard = any(module._forward_hooks or module._forward_pre_hooks for module in self.passed_over)
+        """Whether rows begin at one column, and nobody listens to a module: most are not called here."""
+        heard = any(module._forward_hooks or module._forward_pre_hooks for module in self.modules)
         return cache.columns is not None and not heard
 
     def __call__(self, tokens: torch.Tensor, cache, depths: torch.Tensor) -> torch.Tensor:
         """One more token for every row, (B,) -> (B, d); `depths` (B,) says how many tokens each row has read.
 
-        A single row is taken twice, but for attention: products of one row round in another order (`misvo.linear`).
+        Fewer rows than `FEWEST` are taken several times, but for attention: products of one row round in another order,
+        and those of a few more take longer.
         """
         x, count = self.body.embed_tokens(tokens), len(tokens)
         turn = _Rotation(*self.body.rotary_emb(x, depths[:, None]))
-        x = x if count > 1 else x.repeat(2, 1)
+        x = _filled(x)
         for layer, kept in zip(self.layers, cache.layers, strict=True):
-            attention = layer.self_attn
-            seen = _attention(attention, _norm(layer.input_layernorm, x), turn, kept, count)  # (B, heads * size)
-            x = x + attention.o_proj(seen if count > 1 else seen.expand(2, -1))
-            x = x + layer.mlp(_norm(layer.post_attention_layernorm, x))
+            x = layer(x, turn, kept, count)
         return _norm(self.body.norm, x)[:count]
 
 
@@ -69,22 +67,54 @@ class _Rotation:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Of heads (B, heads, size)."""
-        return x * self.cos + x.roll(self.half, -1) * self.sin
+        return (x * self.cos).add_(x.roll(self.half, -1).mul_(self.sin))
 
 
-def _attention(attention, x, turn, kept, count):
-    """What each row sees, (B, heads * size), once its token is written into the layer `kept` of the cache."""
-    query, keys, values = (
-        layer(x)[:count].view(count, -1, attention.head_dim)
-        for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    if hasattr(attention, "q_norm"):  # Qwen3
-        query, keys = _norm(attention.q_norm, query), _norm(attention.k_norm, keys)
-    heads = query.shape[1]
-    query, keys = turn(torch.cat([query, keys], 1)).split([heads, keys.shape[1]], 1)
-    mask, parts = kept.write(keys, values)
-    return attend(query[:, :, None], kept.keys, kept.values, mask, parts, attention.scaling).reshape(count, -1)
+class _Layer:
+    """One layer of a body, with its modules at hand: looking them up takes longer than what some of them do."""
+
+    def __init__(self, layer: nn.Module):
+        attention, mlp = layer.self_attn, layer.mlp
+        self.size, self.scaling = attention.head_dim, attention.scaling
+        self.asks, self.norm, self.out = (
+            (attention.q_proj, attention.k_proj, attention.v_proj),
+            layer.input_layernorm,
+            attention.o_proj,
+        )
+        self.head_norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None  # Qwen3
+        self.mlp, self.mlp_norm = mlp, layer.post_attention_layernorm
+        self.gated = (mlp.gate_proj, mlp.up_proj, mlp.down_proj) if isinstance(mlp.act_fn, SILUS) else None
+
+    def __call__(self, x, turn, kept, count):
+        """Rows (B, d), the first `count` and what fills them up, once the token of each is in the layer `kept` of the
+        cache."""
+        seen = self._attention(_norm(self.norm, x), turn, kept, count)  # (count, heads * size)
+        x = plus(self.out, _filled(seen), x)
+        inner = _norm(self.mlp_norm, x)
+        if self.gated is None:
+            return x + self.mlp(inner)
+        gate, up, down = self.gated
+        return plus(down, times(up, inner, silu_of(gate, inner)), x)
+
+    def _attention(self, x, turn, kept, count):
+        query, keys, values = (layer(x) for layer in self.asks)
+        if count < len(x):
+            query, keys, values = query[:count], keys[:count], values[:count]
+        query, keys, values = (states.view(count, -1, self.size) for states in (query, keys, values))
+        if self.head_norms is not None:
+            query, keys = (_norm(norm, states) for norm, states in zip(self.head_norms, (query, keys), strict=True))
+        heads = query.shape[1]
+        query, keys = turn(torch.cat([query, keys], 1)).split([heads, keys.shape[1]], 1)
+        mask, parts = kept.write(keys, values)
+        return attend(query[:, :, None], kept.keys, kept.values, mask, parts, self.scaling).reshape(count, -1)
+
+
+def _filled(x):
+    """At least as many rows as products want; the first ones are those of x."""
+    return x if len(x) >= FEWEST else x[torch.arange(FEWEST) % len(x)]
 
 
 def _norm(norm, x):
-    return rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
+    """An RMS norm, in half of the operations that PyTorch's own takes on a CPU."""
+    scale = (x * x).mean(-1, keepdim=True).add_(norm.variance_epsilon).rsqrt_()
+    return (x * scale).mul_(norm.weight)

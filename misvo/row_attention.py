@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # what sdpa calls, with its log-sum-exp
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # what sdpa calls, with its log-sum-exp
 QUERIES = 16
 Picked = torch.Tensor | slice | None  # rows of a batch; None for all of them
-VECTORS = 64  # numbers that are worked on together, or a multiple of that
 
 
 @dataclass(frozen=True)
@@ -60,39 +59,37 @@ class RowKeys(torch.Tensor):
 
 def attend(query, keys, values, mask, parts, scale=None):
     """Attention over a row's own keys, where the mask allows, and over the part that it has; (rows, heads, 1, size)."""
-    outcome, total = flash(query, keys, values, attn_mask=mask.to(query.dtype), scale=scale)  # total: (rows, heads, 1)
+    mask = mask if mask.dtype == query.dtype else mask.to(query.dtype)
+    outcome, total = flash(query, keys, values, attn_mask=mask, scale=scale)  # total: (rows, heads, 1)
     if not parts:
         return outcome
+    (rows, heads, _, size), groups = query.shape, keys.shape[1]
+    shape = rows, groups, heads // groups, size
+    query, one, one_total = query.reshape(shape), outcome.reshape(shape), total.reshape(shape[:-1])
     if parts[0].rows is None:
-        return _joined(outcome, total, *_common(query, parts[0], scale))
-    other, other_total = torch.zeros_like(outcome), torch.full_like(total, -torch.inf)  # of a row that has no part
+        return _joined(one, one_total, *_common(query, parts[0], scale)).reshape(outcome.shape)
+    other, other_total = torch.zeros_like(one), torch.full_like(one_total, -torch.inf)  # of a row that has no part
     for part in parts:
         other[part.rows], other_total[part.rows] = _common(query[part.rows], part, scale)
-    return _joined(outcome, total, other, other_total)
+    return _joined(one, one_total, other, other_total).reshape(outcome.shape)
 
 
 def _common(query, part, scale):
-    """Attention of all rows over a part, as queries of one sequence; heads of a group ask the same keys."""
-    (rows, heads, _, size), groups = query.shape, part.keys.shape[1]
-    count = rows * heads // groups
-    asked = query.reshape(rows, groups, -1, size).transpose(0, 1).reshape(1, groups, count, size)
+    """Attention of all rows (rows, groups, heads of a group, size) over a part, as queries of one sequence: heads of a
+    group ask the same keys. Gives the outcome and its log-sum-exps, as views."""
+    rows, groups, heads, size = query.shape
+    count = rows * heads
+    asked = query.transpose(0, 1).reshape(1, groups, count, size)
     if missing := -count % QUERIES:
         asked = pad(asked, (0, 0, 0, missing))
     outcome, total = flash(asked, part.keys, part.values, scale=scale)
-    outcome = outcome[0, :, :count].reshape(groups, rows, -1, size).transpose(0, 1)
-    total = total[0, :, :count].reshape(groups, rows, -1).transpose(0, 1)
-    return outcome.reshape(query.shape), total.reshape(rows, heads, 1)
+    if missing:
+        outcome, total = outcome[:, :, :count], total[:, :, :count]
+    return outcome.view(groups, rows, heads, size).transpose(0, 1), total.view(groups, rows, heads).transpose(0, 1)
 
 
 def _joined(one, one_total, other, other_total):
     """Attention over two sets of keys, from that over each and their log-sum-exps."""
-    weight = _sigmoid(other_total - one_total)[..., None]
-    return (one + (other - one) * weight).to(one.dtype)
-
-
-def _sigmoid(x):
-    """The last numbers of an array go another way than whole vectors, and may round otherwise: so there are none."""
-    missing = -x.numel() % VECTORS
-    if not missing:
-        return torch.sigmoid(x)
-    return torch.sigmoid(pad(x.reshape(-1), (0, missing)))[: x.numel()].view(x.shape)
+    # A softmax of two numbers is the same whatever stands beside them; a sigmoid of an array's last numbers is not.
+    weight = torch.stack([one_total, other_total], -1).softmax(-1)[..., 1:]
+    return ((other - one) * weight).add_(one).to(one.dtype)

@@ -153,13 +153,14 @@ class RowLayer(DynamicLayer):
         """Write a token of each row, (rows, heads, size); gives the mask of what it may look at of its own, which is
         `keys` and `values` of this layer, and the parts that rows look at together."""
         place = self.columns.places(self.window)
-        for buffer, states in zip(self.buffers, (keys, values), strict=True):
-            if place.level:
-                buffer[: self.count, :, place.deepest] = states
-            else:
-                buffer[place.rows, :, place.own] = states
         width = visible_width(place.deepest + 1, keys.shape[-1])
-        self._look(width)
+        if width != self.keys.shape[-2]:
+            self._look(width)
+        for held, states in ((self.keys, keys), (self.values, values)):
+            if place.level:
+                held.select(2, place.deepest).copy_(states)
+            else:
+                held[place.rows, :, place.own] = states
         return place.mask(width), self._parts(place)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
