@@ -247,7 +247,8 @@ class Session:
         if self._scoring and not self.engine.busy and not events and not self._may_begin():
             futures = [scoring.future for scoring in self._scoring]
             wait(futures if until is None else [*futures, until], return_when=FIRST_COMPLETED)
-        asked, ready, self._scoring = self._scoring, [], []
+        ready: list[_Scoring] = []
+        asked, self._scoring = self._scoring, []
         for scoring in asked:  # each is looked at once: it may be done at any moment
             (ready if scoring.future.done() else self._scoring).append(scoring)
         while ready:
