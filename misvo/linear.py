@@ -14,6 +14,8 @@ _product = torch.ops.mkldnn._linear_pointwise  # by the name of an overload: cho
 ROWS = 16  # packed weights are laid out for about this many rows at a time
 # Rows that are multiplied together at least. With AVX-512, five or six take 0.6 of the time of two.
 FEWEST = 6 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 2
+TURNED = 16  # rows up to which the product with a large weight that is not packed is quicker the other way round
+LARGE = 64  # times as many rows as x has: what a weight has that is large beside it
 
 
 def _onednn_serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -24,7 +26,20 @@ def _onednn_serves(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x Wᵀ + b, as `torch.nn.functional.linear`."""
-    return _by_onednn(x, weight, bias) if _onednn_serves(x, weight) else torch_linear(x, weight, bias)
+    if not _onednn_serves(x, weight):
+        return torch_linear(x, weight, bias)
+    rows = x.numel() // max(1, x.shape[-1])
+    if bias is None and 0 < rows <= TURNED and len(weight) > LARGE * rows and weight.is_contiguous():
+        return _turned(x, weight)
+    return _by_onednn(x, weight, bias)
+
+
+def _turned(x, weight):
+    """x Wᵀ as (W xᵀ)ᵀ, for a few rows and a large W that is not packed, such as a head. Each number is the same sum in
+    the same order; but oneDNN, which reads its second factor turned round, turns the small one now."""
+    shape, x = (*x.shape[:-1], len(weight)), x.reshape(-1, x.shape[-1])
+    company = x if len(x) > 1 else x.repeat(2, 1)  # as below: one row is multiplied by another routine
+    return _product.default(weight, company, None, "none", [], "").T[: len(x)].contiguous().view(shape)
 
 
 def _by_onednn(x, weight, bias):

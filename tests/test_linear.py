@@ -47,7 +47,7 @@ def test_a_row_has_one_product_whatever_rows_are_with_it(inputs, outputs):
     packed = PackedLinear(layer)
     with torch.no_grad():
         if torch.equal(torch.ops.mkldnn._linear_pointwise(x[:2], weight, None, "none", [], ""), linear(x, weight)[:2]):
-            for rows in (1, 2, 3, 17):
+            for rows in (1, 2, 3, 15, 16, 17):  # with 20,000 outputs, up to sixteen go the other way round
                 assert torch.equal(linear(x[:rows], weight), linear(x, weight)[:rows])
                 assert torch.equal(packed(x[:rows]), packed(x)[:rows])
         else:
