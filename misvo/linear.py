@@ -83,8 +83,15 @@ class PackedLinear(nn.Linear):
         return _by_onednn(x, self.packed, self.bias)
 
 
+def product(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """layer(x) for rows x (B, in), B > 1, without gradients."""
+    if isinstance(layer, PackedLinear):
+        return _product.default(x, layer.packed, layer.bias, "none", [], "")
+    return layer(x)
+
+
 def silu_of(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """silu(layer(x)) for rows x (B, in), B > 1, without gradients: one operation where the layer is packed.
+    """silu(layer(x)), as `product`: one operation where the layer is packed.
 
     PyTorch's own takes the last numbers of an array by another routine, so they depend on how many there are.
     """
@@ -94,14 +101,14 @@ def silu_of(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def times(layer: nn.Module, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """layer(x) ∘ other, as `silu_of`."""
+    """layer(x) ∘ other, as `product`."""
     if isinstance(layer, PackedLinear):
         return _product.binary(x, other, layer.packed, layer.bias, "mul")
     return layer(x) * other
 
 
 def plus(layer: nn.Module, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """layer(x) + other, as `silu_of`."""
+    """layer(x) + other, as `product`."""
     if isinstance(layer, PackedLinear):
         return _product.binary(x, other, layer.packed, layer.bias, "add")
     return layer(x) + other

@@ -117,7 +117,7 @@ def test_a_given_model_and_other_precisions_are_called_as_they_are():
 
 def test_a_step_that_does_not_agree_with_the_model_is_not_used(monkeypatch):
     """As with a version of transformers in which a family is something else."""
-    monkeypatch.setattr(decoder_step, "_norm", lambda norm, x: x)
+    monkeypatch.setattr(decoder_step._Norm, "__call__", lambda norm, x: x)
     with pytest.warns(UserWarning, match="decoded by transformers itself"):
         policy = written_out(family("llama"))
     monkeypatch.undo()
