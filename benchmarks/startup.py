@@ -47,7 +47,7 @@ import sys, time
 from misvo.cli_process import import_transformers, quiet_libraries
 from misvo.embedded import model_folder
 
-quiet_libraries()
+quiet_libraries(decoding=True)
 import_transformers()
 model_folder("smollm2-135m")
 print(time.time() - float(sys.argv[1]), time.process_time(), file=sys.stderr)

@@ -132,7 +132,7 @@ def steer(
     settings = Settings.from_preset(preset, **cli_options.given(options), kl_ref=file is None)
     if file is not None:
         _check_file(out, {"--save": save, "--plot": plot, "--judge": judge, "--held-out": held_out})
-        quiet_libraries()
+        quiet_libraries(decoding=True)
         import_transformers()
         from misvo import many
 
@@ -141,7 +141,7 @@ def steer(
         return many.steer_file(file, out, system=system, columns=columns, **how, **resume)
     if out is not None or retry_errors:
         raise MisvoError(f"{'--out' if out is not None else '--retry-errors'} goes with --file: --save keeps a run.")
-    quiet_libraries()
+    quiet_libraries(decoding=True)
     import_transformers()
     from misvo import commands
 

@@ -10,10 +10,16 @@ from contextlib import contextmanager
 from misvo.threads import use_free_cores
 
 
-def quiet_libraries() -> None:
-    """This process is ours: threads wait as suits us (before torch is imported), and libraries do not chatter."""
-    use_free_cores()
+def quiet_libraries(decoding: bool = False) -> None:
+    """This process is ours: libraries do not chatter, and there are as many threads as suits us (before torch is
+    imported). One that is going to decode looks for free cores while it imports what needs no torch."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    use_free_cores(_import_names_of_transformers if decoding else None)
+
+
+def _import_names_of_transformers() -> None:
+    """Its list of models and its tools; torch comes with the first of its classes that somebody asks for."""
+    import transformers  # noqa: F401
 
 
 def import_transformers() -> None:

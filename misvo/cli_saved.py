@@ -85,7 +85,7 @@ def sample(
     """
     load = cli_options.to_load(options)
     columns = cli_options.columns(column)
-    quiet_libraries()
+    quiet_libraries(decoding=True)
     import_transformers()
     from misvo import Policy, rewards, strengths, view
 

@@ -141,7 +141,7 @@ def _listen(
         max_rows=max_rows,
         log_requests=log_requests,
     )
-    quiet_libraries()
+    quiet_libraries(decoding=True)
     import_transformers()
     from misvo import Policy, view
     from misvo.server import create_app

@@ -8,28 +8,32 @@ A library sets nothing: only programs call this, and what is set in the environm
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-LOOK = 0.1  # seconds
+LOOK = 0.1  # seconds, at least
 SETTINGS = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 STAT = Path("/proc/stat")
 
 
-def use_free_cores() -> None:
-    """Leave cores to those who are at work on them. To be called before torch is imported."""
+def use_free_cores(meanwhile: Callable[[], object] | None = None) -> None:
+    """Leave cores to those who are at work on them. To be called before torch is imported; a program that has something
+    else to do before that does it `meanwhile`, instead of waiting."""
     if any(name in os.environ for name in SETTINGS) or not STAT.exists():
         return
-    cores, busy = len(os.sched_getaffinity(0)), busy_cores()
+    cores, busy = len(os.sched_getaffinity(0)), busy_cores(meanwhile)
     if round(busy) >= 1:
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores - round(busy)))
 
 
-def busy_cores() -> float:
+def busy_cores(meanwhile: Callable[[], object] | None = None) -> float:
     """How many cores are at work now, this process not counted."""
-    before, own = _ticks(), time.process_time()
-    time.sleep(LOOK)
+    before, own, started = _ticks(), time.process_time(), time.monotonic()
+    if meanwhile is not None:
+        meanwhile()
+    time.sleep(max(0.0, LOOK - (time.monotonic() - started)))
     idle, whole = (after - then for after, then in zip(_ticks(), before, strict=True))
-    share = (time.process_time() - own) / LOOK
+    share = (time.process_time() - own) / (time.monotonic() - started)
     return max(0.0, os.cpu_count() * (1 - idle / max(1, whole)) - share)
 
 

@@ -11,15 +11,20 @@ import pytest
 from misvo import threads
 
 
-def chosen(**environment):
-    """What a fresh process sets for itself."""
-    code = (
-        "import json, os; from misvo import threads; threads.use_free_cores(); "
-        "print(json.dumps({name: os.environ.get(name) for name in threads.SETTINGS}))"
-    )
+def in_a_fresh_process(code, **environment):
+    """What it prints, where nobody has said how many threads there are to be."""
     clean = {name: value for name, value in os.environ.items() if name not in threads.SETTINGS}
     done = subprocess.run([sys.executable, "-c", code], env={**clean, **environment}, capture_output=True, check=True)
     return json.loads(done.stdout)
+
+
+def chosen(call="threads.use_free_cores()", **environment):
+    """What a fresh process sets for itself."""
+    code = (
+        f"import json, os; from misvo import cli_process, threads; {call}; "
+        "print(json.dumps({name: os.environ.get(name) for name in threads.SETTINGS}))"
+    )
+    return in_a_fresh_process(code, **environment)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +34,7 @@ def test_a_program_leaves_busy_cores_to_others(monkeypatch, cores, busy, expecte
     for name in threads.SETTINGS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: range(cores))
-    monkeypatch.setattr(threads, "busy_cores", lambda: busy)
+    monkeypatch.setattr(threads, "busy_cores", lambda _: busy)
     threads.use_free_cores()
     assert os.environ.get("OMP_NUM_THREADS") == expected
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -54,8 +59,24 @@ def test_a_busy_process_is_seen():
         other.start()
     try:
         assert threads.busy_cores() > 0.5 * os.cpu_count()
-        assert int(chosen()["OMP_NUM_THREADS"]) <= max(1, os.cpu_count() // 2)
+        for call in ("threads.use_free_cores()", "cli_process.quiet_libraries(decoding=True)"):
+            assert int(chosen(call)["OMP_NUM_THREADS"]) <= max(1, os.cpu_count() // 2)
     finally:
         done.set()
         for other in others:
             other.join()
+
+
+def test_what_is_done_meanwhile_is_no_load():
+    """A core that this process itself keeps busy while it looks is free for its threads."""
+    work = "def work():\n    until = time.monotonic() + 1\n    while time.monotonic() < until: pass"
+    code = f"import time\nfrom misvo import threads\n{work}\nprint([threads.busy_cores(work), threads.busy_cores()])"
+    busy = [in_a_fresh_process(code) for _ in range(3)]
+    assert min(worked - waited for worked, waited in busy) < 0.7
+
+
+@pytest.mark.skipif(not threads.STAT.exists(), reason="tells load from /proc/stat")
+def test_torch_is_not_there_before_threads_are_chosen():
+    code = "import json, sys; from misvo.cli_process import quiet_libraries; quiet_libraries(decoding=True); "
+    print_it = "print(json.dumps(['transformers' in sys.modules, 'torch' in sys.modules]))"
+    assert in_a_fresh_process(code + print_it) == [True, False]
