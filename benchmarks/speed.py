@@ -49,9 +49,8 @@ def competitors(policy, arguments):
 
     def steer(**options):
         def run(prompt):
-            result = misvo.steer(
-                policy, prompt, len, **{**size, "max_rows": arguments.rollouts, **options}, preset="paper"
-            )
+            asked = {**size, "max_rows": arguments.rollouts, "preset": "paper", **options}
+            result = misvo.steer(policy, prompt, len, **asked)
             run.stages = {name: sum(row["seconds"][name] for row in result.trace) for name in ("decode", "update")}
 
         return run
