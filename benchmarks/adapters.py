@@ -1,4 +1,4 @@
-"""Adapters for each prompt against steering: tables from rows.jsonl by numpy, with nothing of misvo.
+"""Adapters for each prompt against steering: tables and a picture from rows.jsonl, with nothing of misvo.
 
     misvo bench configs/adapters-tuning.toml
     python benchmarks/adapters.py runs/adapters-tuning --tuning              # the setting of each method that won
@@ -7,6 +7,7 @@
     python benchmarks/adapters.py docs/adapters.jsonl                        # of rows that are kept
     python benchmarks/adapters.py docs/adapters.jsonl runs/adapters --keep docs/adapters.jsonl     # which were kept so
     python benchmarks/adapters.py docs/adapters.jsonl --into docs/results.md # the tables of a page, made anew
+    python benchmarks/adapters.py docs/adapters.jsonl --picture docs/results/adapters.png
 
 Rewards are told as they are; the mean of the last step also in standard deviations of the reference's rewards, which
 best-of-n draws: how far the policy came. Every comparison is over the prompts that both methods have, each averaged
@@ -96,6 +97,31 @@ def side_by_side(rows, pairs) -> str:
     return markdown(["", *(WORDS[name] for name in names), "time, as a ratio"], table)
 
 
+def draw(rows, path) -> None:
+    """How far each method came, against the KL that it spent and the CPU time that it took: means over prompts and
+    their standard errors. `lora` and `auto` are lines through their budgets."""
+    from matplotlib.figure import Figure
+
+    lines = {family: [f"{family}, {nats}" for nats in BUDGETS] for family in ("lora", "auto")}
+    lines |= {method: [method] for method in rows if not method.startswith(tuple(lines)) or "equal time" in method}
+    picture = Figure(figsize=(11, 4.4), layout="constrained")
+    panels = picture.subplots(1, 2, sharey=True)
+    for panel, name in zip(panels, ("kl_per_token", "cpu"), strict=True):
+        for family, methods in lines.items():
+            seen = [paired(rows, name, method, BON)[0] for method in methods if method in rows]
+            came = [paired(rows, "deviations", method, BON)[0] for method in methods if method in rows]
+            error = [values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0 for values in came]
+            where = [values.mean() for values in seen]
+            panel.errorbar(where, [values.mean() for values in came], error, marker="o", lw=1.4, label=family)
+        panel.grid(alpha=0.3)
+    panels[0].set(xlabel="KL, nats a token", ylabel="mean of the last step, in reference SDs")
+    panels[0].set_xscale("symlog", linthresh=0.02)
+    panels[1].set(xlabel="CPU seconds of a prompt")
+    panels[1].set_xscale("log")
+    picture.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    picture.savefig(path, dpi=130)
+
+
 def winners(rows) -> str:
     """Of each method the setting whose last step has the highest mean, on prompts that all of its settings have."""
     families, table = defaultdict(list), []
@@ -127,8 +153,12 @@ def main():
     parser.add_argument("--tuning", action="store_true", help="rank the settings of each method")
     parser.add_argument("--keep", metavar="FILE", help="write there what the tables need of all rows")
     parser.add_argument("--into", metavar="PAGE", type=Path, help="put the tables behind their lines in this page")
+    parser.add_argument("--picture", metavar="FILE", help="draw reward against KL and against seconds")
     arguments = parser.parse_args()
     rows = read(arguments.runs)
+    if arguments.picture:
+        draw(rows, arguments.picture)
+        return
     if arguments.keep:
         kept = [row for by_prompt in rows.values() for row in by_prompt.values()]
         Path(arguments.keep).write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")

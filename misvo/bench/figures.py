@@ -12,7 +12,10 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from misvo.bench.results import Cell, Results, best_of_n_kl
 from misvo.bench.tables import NAMES
 
-COLOURS = ("#c0392b", "#2c6fbb", "#2e8b57", "#8e44ad", "#d68910", "#16a085", "#7f8c8d", "#6b4226", "#e377c2", "#222222")
+COLOURS = (
+    *("#c0392b", "#2c6fbb", "#2e8b57", "#8e44ad", "#d68910", "#16a085", "#7f8c8d", "#6b4226", "#e377c2", "#222222"),
+    *("#e8988f", "#93bfe6", "#8fcaa5", "#c9a3d8", "#efc37b", "#86d3c3", "#c3c8c9", "#b59a86", "#f3bfe0", "#909090"),
+)
 PANELS = (("mean", "mean reward within each step"), ("max", "maximum within each step"), ("best", "best so far"))
 MOST_TICKS = 8  # on an axis
 
