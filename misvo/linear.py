@@ -60,7 +60,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient @ ctx.packed.to_dense(), None, None
+        return linear(gradient, ctx.packed.to_dense().T), None, None
 
 
 class PackedLinear(nn.Linear):

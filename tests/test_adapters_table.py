@@ -58,6 +58,14 @@ def test_a_page_gets_its_tables_behind_its_lines(tmp_path):
     assert "| lora, 0.1 − auto, 0.1 | +0.500" in text and "old" not in text and text.endswith("The end.\n")
 
 
+def test_the_page_of_results_says_what_its_rows_say(tmp_path):
+    page, made = ROOT / "docs" / "results.md", tmp_path / "results.md"
+    made.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+    call = [sys.executable, ROOT / "benchmarks" / "adapters.py", ROOT / "docs" / "adapters.jsonl", "--into", made]
+    subprocess.run(call, check=True)
+    assert made.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
+
+
 def test_kept_rows_give_the_same_tables(tmp_path):
     rows = [row(method, n) for method in ("best-of-n", "auto, 0.1", "lora, 0.1") for n in range(3)]
     first = tables(tmp_path, rows, "--keep", tmp_path / "kept.jsonl")
