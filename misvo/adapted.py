@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from misvo.adapter import Adapter, AdapterForm, Pair
 from misvo.errors import MisvoError
 from misvo.int8 import Int8Linear
-from misvo.linear import PackedLinear
+from misvo.linear import JoinedLinear, PackedLinear
 from misvo.rollouts import Rollouts
 from misvo.sampling import RandomStream
 from misvo.settings import Settings
@@ -151,7 +151,8 @@ def _ends_with(name, target):
 
 
 def _device(layer):
-    return layer.packed.device if isinstance(layer, PackedLinear) else layer.weight.device
+    held = layer.joined if isinstance(layer, JoinedLinear) else layer
+    return held.packed.device if isinstance(layer, PackedLinear | JoinedLinear) else layer.weight.device
 
 
 def _check(model):

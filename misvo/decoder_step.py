@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.activations import SiLUActivation
 
-from misvo.linear import FEWEST, plus, product, silu_of, times
+from misvo.linear import FEWEST, JoinedLinear, plus, product, silu_of, times
 from misvo.row_attention import attend
 
 SILUS = (nn.SiLU, SiLUActivation)
@@ -81,14 +81,12 @@ class _Layer:
     def __init__(self, layer: nn.Module):
         attention, mlp = layer.self_attn, layer.mlp
         self.size, self.scaling = attention.head_dim, attention.scaling
-        self.asks, self.norm, self.out = (
-            (attention.q_proj, attention.k_proj, attention.v_proj),
-            _Norm(layer.input_layernorm),
-            attention.o_proj,
-        )
-        self.head_norms = None
+        asks = attention.q_proj, attention.k_proj, attention.v_proj
+        self.heads, self.groups = (ask.out_features // self.size for ask in asks[:2])
+        self.asks = (asks[0].joined,) if isinstance(asks[0], JoinedLinear) else asks
+        self.norm, self.out, self.head_norm = _Norm(layer.input_layernorm), attention.o_proj, None
         if hasattr(attention, "q_norm"):  # Qwen3
-            self.head_norms = _Norm(attention.q_norm), _Norm(attention.k_norm)
+            self.head_norm = _Norm(attention.q_norm, self.heads, attention.k_norm, self.groups)
         self.mlp, self.mlp_norm = mlp, _Norm(layer.post_attention_layernorm)
         self.gated = (mlp.gate_proj, mlp.up_proj, mlp.down_proj) if isinstance(mlp.act_fn, SILUS) else None
 
@@ -104,14 +102,11 @@ class _Layer:
         return plus(down, times(up, inner, silu_of(gate, inner)), x)
 
     def _attention(self, x, turn, kept, count):
-        query, keys, values = [product(layer, x) for layer in self.asks]
-        if count < len(x):
-            query, keys, values = query[:count], keys[:count], values[:count]
-        query, keys, values = (states.view(count, -1, self.size) for states in (query, keys, values))
-        if self.head_norms is not None:
-            query, keys = (norm(states) for norm, states in zip(self.head_norms, (query, keys), strict=True))
-        heads = query.shape[1]
-        query, keys = turn(torch.cat([query, keys], 1)).split([heads, keys.shape[1]], 1)
+        asked = [product(ask, x) for ask in self.asks]
+        heads = (asked[0] if len(asked) == 1 else torch.cat(asked, -1))[:count].view(count, -1, self.size)
+        query_keys, values = heads[:, : self.heads + self.groups], heads[:, self.heads + self.groups :]
+        query_keys = turn(query_keys if self.head_norm is None else self.head_norm(query_keys))
+        query, keys = query_keys[:, : self.heads], query_keys[:, self.heads :]
         mask, parts = kept.write(keys, values)
         return attend(query[:, :, None], kept.keys, kept.values, mask, parts, self.scaling).reshape(count, -1)
 
@@ -119,8 +114,11 @@ class _Layer:
 class _Norm:
     """An RMS norm x ∘ w / √(mean(x²) + ε), as √d x ∘ w / √(‖x‖² + d ε): fewer operations than PyTorch's own."""
 
-    def __init__(self, norm: nn.Module):
+    def __init__(self, norm: nn.Module, count: int = 1, other: nn.Module | None = None, others: int = 0):
+        """Of rows (…, d), or of `count` heads with the weights of one norm and `others` with those of the other."""
         size, weight = len(norm.weight), norm.weight.detach()
+        if other is not None:
+            weight = torch.cat([weight.expand(count, -1), other.weight.detach().expand(others, -1)])
         self.weight, self.floor = weight * math.sqrt(size), weight.new_tensor(math.sqrt(size * norm.variance_epsilon))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ ROWS = 16  # packed weights are laid out for about this many rows at a time
 # Rows that are multiplied together at least. With AVX-512, five or six take 0.6 of the time of two.
 FEWEST = 6 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 2
 TURNED = 16  # rows up to which the product with a large weight that is not packed is quicker the other way round
+READ_THE_SAME = ("q_proj", "k_proj", "v_proj")  # what attention calls its layers for queries, keys and values
 LARGE = 64  # times as many rows as x has: what a weight has that is large beside it
 
 
@@ -83,9 +84,59 @@ class PackedLinear(nn.Linear):
         return _by_onednn(x, self.packed, self.bias)
 
 
+class Joined(nn.Module):
+    """Frozen linear layers that read the same input, packed as one: one product where there were three small ones.
+
+    What a model calls are their `JoinedLinear`s, one after another: the first has the product made for all of them.
+    """
+
+    def __init__(self, layers: list[nn.Linear]):
+        super().__init__()
+        self.sizes = [layer.out_features for layer in layers]
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(
+            torch.cat([layer.weight.detach() for layer in layers]), ROWS
+        )
+        self.bias = None
+        if layers[0].bias is not None:
+            self.bias = nn.Parameter(torch.cat([layer.bias.detach() for layer in layers]), requires_grad=False)
+        self.held: tuple | None = None  # the last input and what the layers make of it
+
+    def part(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """What one of the layers makes of x, (..., in) -> (..., out)."""
+        held = self.held  # another thread may put its own there meanwhile
+        if held is None or held[0] is not x:
+            differentiated = torch.is_grad_enabled() and x.requires_grad
+            whole = _Product.apply if differentiated else _by_onednn
+            held = self.held = x, whole(x, self.packed, self.bias).split(self.sizes, -1)
+        if number == len(self.sizes) - 1:
+            self.held = None
+        return held[1][number].contiguous()
+
+
+class JoinedLinear(nn.Linear):
+    """One of the layers of a `Joined`."""
+
+    def __init__(self, layer: nn.Linear, joined: Joined, number: int):
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.joined, self.number = joined, number
+
+    @property
+    def weight(self):
+        """As of a `PackedLinear`."""
+        return self.joined.packed.to_dense().split(self.joined.sizes)[self.number]
+
+    @property
+    def bias(self):
+        return None if self.joined.bias is None else self.joined.bias.split(self.joined.sizes)[self.number]
+
+    def forward(self, x):
+        return self.joined.part(self.number, x)
+
+
 def product(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """layer(x) for rows x (B, in), B > 1, without gradients."""
-    if isinstance(layer, PackedLinear):
+    """layer(x) for rows x (B, in), B > 1, without gradients; of a `Joined` all outputs side by side."""
+    if isinstance(layer, PackedLinear | Joined):
         return _product.default(x, layer.packed, layer.bias, "none", [], "")
     return layer(x)
 
@@ -116,8 +167,15 @@ def plus(layer: nn.Module, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor
 
 def pack(body: nn.Module) -> None:
     """Pack every fp32 linear layer of a body that stands on a CPU; leave all others as they are."""
-    if torch.backends.mkldnn.is_available():
-        replace_linears(body, PackedLinear)
+    if not torch.backends.mkldnn.is_available():
+        return
+    for parent in list(body.modules()):
+        layers = [getattr(parent, name, None) for name in READ_THE_SAME]
+        if all(map(_is_plain, layers)) and len({(layer.in_features, layer.bias is None) for layer in layers}) == 1:
+            joined = Joined(layers)
+            for number, name in enumerate(READ_THE_SAME):
+                setattr(parent, name, JoinedLinear(layers[number], joined, number))
+    replace_linears(body, PackedLinear)
 
 
 def replace_linears(body: nn.Module, make) -> int:
@@ -125,7 +183,11 @@ def replace_linears(body: nn.Module, make) -> int:
     replaced = 0
     for parent in list(body.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and child.weight.device.type == "cpu" and child.weight.dtype == torch.float32:
+            if _is_plain(child):
                 setattr(parent, name, make(child))
                 replaced += 1
     return replaced
+
+
+def _is_plain(layer):
+    return type(layer) is nn.Linear and layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32

@@ -23,7 +23,7 @@ from misvo.errors import MisvoError
 from misvo.fields import parse_bytes
 from misvo.head import Head
 from misvo.int8 import Int8Linear
-from misvo.linear import PackedLinear
+from misvo.linear import JoinedLinear, PackedLinear
 from misvo.row_layer import Common
 from misvo.settings import Settings
 
@@ -96,7 +96,7 @@ class Model:
     @property
     def parameter_count(self) -> int:
         """Numbers in the model, those of layers that hold their weights in an order of their own too."""
-        own = [layer for layer in self.body.modules() if isinstance(layer, PackedLinear | Int8Linear)]
+        own = [layer for layer in self.body.modules() if isinstance(layer, PackedLinear | JoinedLinear | Int8Linear)]
         return self.model.num_parameters() + sum(layer.in_features * layer.out_features for layer in own)
 
     @property

@@ -10,7 +10,7 @@ from torch import nn
 
 import misvo
 from misvo.int8 import INPUTS, Int8Linear
-from misvo.linear import PackedLinear, linear, pack
+from misvo.linear import Joined, JoinedLinear, PackedLinear, linear, pack
 
 
 def product_error(x, weight):
@@ -31,6 +31,52 @@ def test_a_packed_layer_is_the_layer(rows, bias):
         assert ((linear(x, layer.weight, layer.bias) - exact).abs() <= allowed).all()
         assert packed(x).shape == linear(x, layer.weight, layer.bias).shape == exact.shape
     assert torch.equal(packed.weight, layer.weight)
+
+
+def joined_layers(bias=False):
+    torch.manual_seed(1)
+    layers = [nn.Linear(96, outputs, bias=bias) for outputs in (48, 16, 16)]
+    joined = Joined(layers)
+    return layers, [JoinedLinear(layer, joined, number) for number, layer in enumerate(layers)]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 130])
+@pytest.mark.parametrize("bias", [True, False])
+def test_joined_layers_are_the_layers(rows, bias):
+    layers, parts = joined_layers(bias)
+    x = torch.randn(rows, 1, 96)
+    with torch.no_grad():
+        for layer, part in zip(layers, parts, strict=True):
+            exact = layer.double()(x.double())
+            allowed = product_error(x, layer.weight) + 2.0**-24 * exact.abs()
+            assert ((part(x) - exact).abs() <= allowed).all()
+            assert torch.equal(part.weight, layer.weight.float())
+            assert part.bias is None if not bias else torch.equal(part.bias, layer.bias.float())
+
+
+def test_joined_layers_answer_each_input_alone_in_any_order():
+    """What was made for one input must not be given for another, nor for one that changed hands in between."""
+    layers, parts = joined_layers()
+    one, other = torch.randn(2, 3, 96)
+    calls = [(0, one), (0, other), (1, one), (2, other), (1, other), (2, one), (0, one), (1, one), (2, one), (1, one)]
+    with torch.no_grad():
+        for number, x in calls:
+            exact = x.double() @ layers[number].weight.double().T
+            assert ((parts[number](x) - exact).abs() <= product_error(x, layers[number].weight)).all()
+        parts[2](one)
+    assert parts[0].joined.held is None  # nothing is kept once the last has asked
+
+
+def test_gradients_go_through_joined_layers():
+    layers, parts = joined_layers()
+    x = torch.randn(5, 96, requires_grad=True)
+    sum(part(x).square().sum() for part in parts).backward()
+    exact = x.detach().double().requires_grad_()
+    sum(layer.double()(exact).square().sum() for layer in layers).backward()
+    # Outputs are sums of 96 products, the gradient one of 80 of these: the errors of both add up.
+    weight = torch.cat([layer.weight for layer in layers]).abs()
+    allowed = 2 * (96 + 80) * 2.0**-24 * (exact.detach().abs() @ weight.T) @ weight
+    assert ((x.grad - exact.grad).abs() <= allowed).all()
 
 
 def test_products_with_a_transposed_weight():
@@ -85,7 +131,7 @@ def test_a_packed_model_says_what_it_said():
     assert allowed < 1e-4 * before.norm()  # so that a wrong layer cannot hide behind it
     assert_near(logits(policy.model), before, allowed)
     kinds = {type(module) for module in policy.body.modules() if hasattr(module, "out_features")}
-    assert kinds == {PackedLinear}
+    assert kinds == {PackedLinear, JoinedLinear}
 
 
 def test_a_model_that_was_given_stays_as_it_is():
