@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.activations import SiLUActivation
 
-from misvo.linear import FEWEST, JoinedLinear, plus, product, silu_of, times
+from misvo.linear import JoinedLinear, fewest, plus, product, silu_of, times
 from misvo.row_attention import attend
 
 SILUS = (nn.SiLU, SiLUActivation)
@@ -50,7 +50,7 @@ class DecoderStep:
     def __call__(self, tokens: torch.Tensor, cache, depths: torch.Tensor) -> torch.Tensor:
         """One more token for every row, (B,) -> (B, d); `depths` (B,) says how many tokens each row has read.
 
-        Fewer rows than `FEWEST` are taken several times, but for attention: products of one row round in another order,
+        Fewer rows than `fewest` are taken several times, but for attention: products of one row round in another order,
         and those of a few more take longer.
         """
         x, count = self.body.embed_tokens(tokens), len(tokens)
@@ -127,4 +127,4 @@ class _Norm:
 
 def _filled(x):
     """At least as many rows as products want; the first ones are those of x."""
-    return x if len(x) >= FEWEST else torch.cat([x] * -(-FEWEST // len(x)))[:FEWEST]
+    return x if len(x) >= fewest() else torch.cat([x] * -(-fewest() // len(x)))[: fewest()]

@@ -5,6 +5,10 @@ and 0.55 to 0.75 with weights packed in the order in which it reads them. Roundi
 is the same. `pack` replaces the linear layers of a model that we loaded ourselves; a given model stays as it is.
 """
 
+import math
+import time
+from functools import cache
+
 import torch
 from torch import nn
 from torch.nn.functional import linear as torch_linear
@@ -12,11 +16,25 @@ from torch.nn.functional import silu
 
 _product = torch.ops.mkldnn._linear_pointwise  # by the name of an overload: choosing one takes up to 30 µs a call
 ROWS = 16  # packed weights are laid out for about this many rows at a time
-# Rows that are multiplied together at least. With AVX-512, five or six take 0.6 of the time of two.
-FEWEST = 6 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 2
 TURNED = 16  # rows up to which the product with a large weight that is not packed is quicker the other way round
 READ_THE_SAME = ("q_proj", "k_proj", "v_proj")  # what attention calls its layers for queries, keys and values
 LARGE = 64  # times as many rows as x has: what a weight has that is large beside it
+
+
+@cache
+def fewest() -> int:
+    """How many rows are multiplied together at least: two, or six where these are much quicker, as on some CPUs with
+    AVX-512 (0.6 of the time; on others 1.2). It is tried once; what becomes of a row is the same."""
+    if not torch.backends.mkldnn.is_available():
+        return 2
+    packed = torch.ops.mkldnn._reorder_linear_weight(torch.ones(1536, 576), ROWS)  # as of a small model
+    times = {2: math.inf, 6: math.inf}
+    for _ in range(12):
+        for rows in times:
+            x, started = torch.ones(rows, 576), time.perf_counter()
+            _product.default(x, packed, None, "none", [], "")
+            times[rows] = min(times[rows], time.perf_counter() - started)
+    return 6 if times[6] < 0.75 * times[2] else 2
 
 
 def _onednn_serves(x: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -89,8 +89,10 @@ def test_who_listens_to_a_module_hears_every_step(pick):
     assert len(heard) == request.max_new_tokens and torch.equal(hooked.tokens, plain.tokens)
 
 
-def test_rows_have_the_same_bits_in_any_company():
-    """Packed layers, as in models that are loaded by name; alone a row has products of two."""
+@pytest.mark.parametrize("fewest", [2, 6])
+def test_rows_have_the_same_bits_in_any_company(fewest, monkeypatch):
+    """Packed layers, as in models that are loaded by name; alone a row has products of two or of six."""
+    monkeypatch.setattr(decoder_step, "fewest", lambda: fewest)
     policy = family("llama")
     pack(policy.base_model)
     policy = written_out(policy)
