@@ -19,16 +19,25 @@ def quiet_libraries(decoding: bool = False) -> None:
 
 def _import_names_of_transformers() -> None:
     """Its list of models and its tools; torch comes with the first of its classes that somebody asks for."""
-    import transformers  # noqa: F401
+    with _lean_imports():
+        import transformers  # noqa: F401
 
 
 def import_transformers() -> None:
-    """Import what decodes without what makes it slow: scikit-learn, SciPy, and the search for garbage.
+    """Import what decodes."""
+    with _lean_imports():
+        from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel  # noqa: F401
+
+
+@contextmanager
+def _lean_imports():
+    """Import of transformers without what makes it slow: scikit-learn, SciPy, and the search for garbage.
 
     Where they are installed, transformers imports them: scikit-learn, with pandas, for a threshold of assisted
     generation, and SciPy's optimisers for losses of object detection, which no command uses. Who imports them later
     finds them. And while modules are imported, Python looks a thousand times for garbage among them, where there is
-    none. Together they were more than a third of the way to the first token.
+    none. Together they were more than a third of the way to the first token. All imports of transformers have to come
+    this way: what it once found installed, it counts on.
     """
     hidden = [name for name in ("sklearn", "scipy") if name not in sys.modules]
     collecting = gc.isenabled()
@@ -36,7 +45,7 @@ def import_transformers() -> None:
         sys.modules[name] = None  # type: ignore[assignment] # how Python notes that there is no such module
     gc.disable()
     try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel  # noqa: F401
+        yield
     finally:
         gc.freeze()  # what is imported stays, and nobody looks through it again
         if collecting:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from tolerances import assert_near, rounding
 
 import misvo
 from misvo import embedded
+from misvo.threads import SETTINGS
 from misvo.view import sparkline
 
 QUICK = ["--rollouts", "3", "--steps", "2", "--max-new-tokens", "8", "--preset", "paper", "--learning-rate", "3"]
@@ -52,15 +54,20 @@ def test_import_misvo_is_light():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="nothing is left out where it is not installed")
-def test_commands_import_transformers_without_scikit_learn_and_scipy_and_leave_them_to_others():
+@pytest.mark.parametrize("threads", [None, "1"], ids=["looks for free cores", "threads are set"])
+def test_commands_import_transformers_without_scikit_learn_and_scipy_and_leave_them_to_others(threads):
+    """Both ways to get there: what transformers once found installed, it counts on."""
     code = (
-        "import gc, sys; from misvo.cli_process import import_transformers; import_transformers()\n"
+        "import gc, sys; from misvo.cli_process import import_transformers, quiet_libraries\n"
+        "quiet_libraries(decoding=True); import_transformers()\n"
         "assert 'transformers.modeling_utils' in sys.modules and gc.isenabled()\n"
         "import misvo.policy, misvo.methods.misvo, misvo.methods.particles\n"
         "assert not {'sklearn', 'pandas', 'scipy'} & set(sys.modules), 'slow import'\n"
         "import sklearn, scipy.optimize; assert sklearn.__version__"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    chosen = {"OMP_NUM_THREADS": threads} if threads else {}
+    subprocess.run([sys.executable, "-c", code], env={**environment, **chosen}, check=True)
 
 
 def test_steer_saves_draws_and_speaks_json(tmp_path, smollm2):
