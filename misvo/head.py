@@ -177,7 +177,8 @@ def log_partition(logits: torch.Tensor) -> torch.Tensor:
 def token_kl(ref_partition, partition, probs, shift) -> torch.Tensor:
     """KL(π_u ‖ π_ref) = A(z) − A(z+δ) + ⟨π_u, δ⟩ of each row (eq:per-token-kl-exact), (n,) in fp64.
 
-    δ is (n, V) or (V,). Clamped, because rounding may leave a zero slightly negative.
+    δ is (n, V) or (V,). Clamped, because rounding may leave a zero slightly negative. A product of matrix and vector
+    by MKL rounds a row otherwise where others stand beside it.
     """
-    mean_shift = probs @ shift if shift.ndim == 1 else torch.linalg.vecdot(probs, shift)
+    mean_shift = linear(probs, shift[None])[:, 0] if shift.ndim == 1 else torch.linalg.vecdot(probs, shift)
     return (ref_partition - partition + mean_shift).clamp_(min=0)
