@@ -4,17 +4,21 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import ARCHITECTURES, VOCAB, make_policy
+from conftest import ARCHITECTURES, SHAPE, VOCAB, make_policy
 from tolerances import room, rounding
 
 from misvo.engines.torch import TorchEngine
 from misvo.interventions import Noise, Vectors
+from misvo.linear import pack
 from misvo.model import Model
 from misvo.rollouts import Keep, Request
 from misvo.sampling import Sampler
 from misvo.tie import TIES
 
 PROMPT, LENGTH, CUT, ROWS = (5, 6, 7, 8), 12, 3, 8
+# PyTorch's activations take the last numbers of an array, beyond pairs of whole vectors, by another routine, which may
+# round otherwise. Sizes of real models leave none over; that of these, on a CPU with AVX-512, does.
+NO_TAILS = SHAPE["intermediate_size"] % (2 * (16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8)) == 0
 RECORDS = ("kl", "logprobs", "ref_logprobs", "score_rows", "hidden", "changed", "log_ratios")
 
 
@@ -90,8 +94,10 @@ def same(policy, request, one, other, exactly=False):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("kept", [True, False])
 def test_continued_rows_are_those_of_one_go(architecture, kept):
-    """Whether the engine kept what it read of them or has to read it again."""
+    """Whether the engine kept what it read of them or has to read it again. Packed, as models that are loaded by name:
+    on some CPUs products by MKL, which other models have, round a row otherwise where fewer stand beside it."""
     policy = make_policy(architecture)
+    pack(policy.body)
     request = whole_request(policy)
     expected = TorchEngine(policy, 8).run(request)
     assert int(expected.ended.sum()) > 0 and int((expected.lengths > CUT).sum()) > 1  # some end, some go on
@@ -103,7 +109,7 @@ def test_continued_rows_are_those_of_one_go(architecture, kept):
     assert not second.kl[:, :CUT].any() and not second.hidden[:, :CUT].any()  # nothing is recorded of a beginning
     merged = first.widened(LENGTH).continued(second, going_on, CUT)
     aligned = kept and policy.aligned_head(policy.prefill(PROMPT, 1)) is not None
-    same(policy, request, merged, expected, exactly=aligned)
+    same(make_policy(architecture), request, merged, expected, exactly=aligned and NO_TAILS)
     assert merged.drawn == expected.drawn == int(expected.lengths.sum())
 
 
