@@ -43,21 +43,21 @@ class ShardedHead(Head):
     def project_entries(self, x: Entries) -> torch.Tensor:
         mine = x.only(self._has(x.tokens))
         here = Entries((x.shape[0], self.own.vocab_size), mine.rows, mine.tokens - self.part.start, mine.mass)
-        return self._reduce(self.own.project_entries(here))
+        return self._sum(self.own.project_entries(here))
 
     def rows(self, tokens: torch.Tensor) -> torch.Tensor:
         """W[y]: the rank that has a row gives it, the others give zeros."""
         mine = self._has(tokens)
-        return self._reduce(self.own.rows(torch.where(mine, tokens - self.part.start, 0)) * mine[..., None])
+        return self._sum(self.own.rows(torch.where(mine, tokens - self.part.start, 0)) * mine[..., None])
 
     def part_shift(self, u: torch.Tensor) -> torch.Tensor:
         return self.own.shift(u)
 
     def part_project(self, x: torch.Tensor) -> torch.Tensor:
-        return self._reduce(self.own.project(x))
+        return self._sum(self.own.project(x))
 
     def part_sums(self, x: torch.Tensor) -> torch.Tensor:
-        return self._reduce(self.own.part_sums(x))
+        return self._sum(self.own.part_sums(x))
 
     @cached_property
     def longest_row(self) -> float:
@@ -67,5 +67,12 @@ class ShardedHead(Head):
     def _has(self, tokens):
         return (tokens >= self.part.start) & (tokens < self.part.stop)
 
+    # Of no rows nothing is exchanged: vLLM's ranks divide by the size of what they gather in shared memory, and die.
+
+    def _sum(self, x: torch.Tensor) -> torch.Tensor:
+        return self._reduce(x) if x.numel() else x
+
     def _whole(self, part: torch.Tensor) -> torch.Tensor:
+        if not part.numel():
+            return part.new_zeros(len(part), self.vocab_size)
         return self._gather(pad(part, (0, self.width - part.shape[-1])))[:, : self.vocab_size]

@@ -136,3 +136,16 @@ def test_both_ranks_have_the_same_bits(both):
     for name in both[0]:
         if not name[1].startswith("mean law"):
             assert (both[0][name] == both[1][name]).all(), name
+
+
+def test_of_no_rows_nothing_is_exchanged():
+    """vLLM's ranks divide by the size of what they gather in shared memory, on CPUs with AVX-512."""
+
+    def refuses(x):
+        raise AssertionError(f"{tuple(x.shape)} was sent")
+
+    head = ShardedHead(part_of(whole_head(), 0), 0, WIDTH, V, refuses, refuses)
+    none = torch.zeros(0, D)
+    assert head.logits(none).shape == head.shift(none).shape == (0, V)
+    assert head.project(torch.zeros(0, V)).shape == head.rows(torch.zeros(0, dtype=torch.long)).shape == (0, D)
+    assert head.part_sums(torch.zeros(0, WIDTH)).shape == (0, 1)
