@@ -67,6 +67,7 @@ def test_a_busy_process_is_seen():
             other.join()
 
 
+@pytest.mark.skipif(not threads.STAT.exists(), reason="tells load from /proc/stat")
 def test_what_is_done_meanwhile_is_no_load():
     """A core that this process itself keeps busy while it looks is free for its threads."""
     work = "def work():\n    until = time.monotonic() + 1\n    while time.monotonic() < until: pass"
