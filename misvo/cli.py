@@ -187,6 +187,7 @@ def theory(
         raise typer.Exit(1)
 
 
+OUTPUT = ("--output", "--out")  # other commands call theirs --out
 DataFiles = Annotated[
     list[str], typer.Option("--data", help="File of prompts: `FILE` for the first task, `TASK=FILE` for a named one.")
 ]
@@ -195,7 +196,7 @@ DataFiles = Annotated[
 @app.command()
 def bench(
     config: Annotated[Path, typer.Argument(help="A sweep in TOML, such as `configs/quick.toml`.")],
-    output: Annotated[Path | None, typer.Option(help="Folder of the run. [default: runs/NAME]")] = None,
+    output: Annotated[Path | None, typer.Option(*OUTPUT, help="Folder of the run. [default: runs/NAME]")] = None,
     data: DataFiles = [],  # noqa: B006
     ray: Annotated[bool, typer.Option("--ray", help="Work on Ray: one actor per GPU or per worker's cores.")] = False,
     ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster, such as `auto`.")] = None,
@@ -204,7 +205,7 @@ def bench(
     report_to: Annotated[list[str], typer.Option(help="Also log to tensorboard, wandb or trackio.")] = [],  # noqa: B006
     retry_errors: Annotated[bool, typer.Option(help="Do prompts again that failed before.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option(help="Do this method or task now, by its label, and leave the others for later.")
+        list[str] | None, typer.Option(help="Do this method, task or seed now, and leave others for later.")
     ] = None,
     require_sandbox: Annotated[
         bool, typer.Option("--require-sandbox", help="Refuse to run model-written code that cannot be isolated fully.")
@@ -230,7 +231,7 @@ def bench(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of `misvo bench` and `misvo profile`.")],
-    output: Annotated[Path | None, typer.Option(help="Folder for the report. [default: RUN/report]")] = None,
+    output: Annotated[Path | None, typer.Option(*OUTPUT, help="Folder for the report. [default: RUN/report]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
 ):
     """Tables (Markdown, LaTeX), figures and one HTML page from finished or half-finished runs."""
@@ -243,7 +244,9 @@ def report(
 @app.command()
 def profile(
     config: Annotated[Path | None, typer.Argument(help="A sweep in TOML; without one, a small built-in one.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for the figures, which `misvo report` takes.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(*OUTPUT, help="Folder for the figures, which `misvo report` takes.")
+    ] = None,
     data: DataFiles = [],  # noqa: B006
     warmup: Annotated[int | None, typer.Option(help="Prompts that run first and do not count.")] = None,
     prompts: Annotated[int | None, typer.Option(help="Prompts that are timed.")] = None,

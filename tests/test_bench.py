@@ -198,7 +198,7 @@ def test_ctrl_c_ends_cleanly(world, tmp_path):
 def test_the_command_prints_a_summary_and_json(world, tmp_path):
     path = tmp_path / "tiny.toml"
     path.write_text(to_toml(raw_config(world, methods=("best-of-n",), seeds=(1,))))
-    first, second = (run_shell("bench", path, "--output", tmp_path / "r", *more) for more in ([], ["--json"]))
+    first, second = (run_shell("bench", path, *more, tmp_path / "r") for more in (["--output"], ["--json", "--out"]))
     assert "5 of 5 prompts" in first.stdout and "tiny × prompts × best-of-n" in first.stdout, first.stderr
     assert "5/5" in first.stderr and "left" in first.stderr  # progress, as lines where there is no terminal
     told = json.loads(second.stdout)
@@ -269,7 +269,8 @@ def test_a_method_may_run_on_the_first_prompts_alone(world, tmp_path):
 
 def test_only_some_methods_may_be_done_now_and_the_rest_later(world, tmp_path):
     config = make_config(world, seeds=(1,), batch=2)
-    with pytest.raises(MisvoError, match="no method or task is called 'mpc': choose one of misvo, best-of-n, aisp"):
+    known = "misvo, best-of-n, aisp, prompts, 1"
+    with pytest.raises(MisvoError, match=f"no method, task or seed is called 'mpc': choose one of {known}"):
         sweep.run(config, tmp_path / "r", only=["mpc"])
     first = sweep.run(config, tmp_path / "r", only=["aisp", "best-of-n", "prompts"])
     rows = read_lines(tmp_path / "r" / "rows.jsonl")
@@ -277,6 +278,13 @@ def test_only_some_methods_may_be_done_now_and_the_rest_later(world, tmp_path):
     assert not json.loads((tmp_path / "r" / "summary.json").read_text())["complete"]
     rest = sweep.run(config, tmp_path / "r")
     assert (rest.fresh, rest.rows) == (5, 15)
+
+
+def test_only_some_seeds_may_be_done_now_and_the_rest_later(world, tmp_path):
+    config = make_config(world, seeds=(1, 2), batch=2)
+    first = sweep.run(config, tmp_path / "r", only=["aisp", "2"])
+    rows = read_lines(tmp_path / "r" / "rows.jsonl")
+    assert {(row["method"], row["seed"]) for row in rows} == {("aisp", 2)} and (first.rows, first.total) == (5, 30)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class LocalPool:
 def run(config: Config, folder, *, pool=None, report_to=(), retry_errors=False, only=()) -> Done:
     """Do what `folder` does not have yet of this sweep. `pool` hands chunks to workers; None works here.
 
-    `only` has labels of methods and tasks that are to be done now; the others wait for another session.
+    `only` has labels of methods and tasks, and seeds, that are to be done now; the others wait for another session.
     """
     plan = make_plan(config)
     wanted = _wanted(config, only)
@@ -69,7 +69,7 @@ def run(config: Config, folder, *, pool=None, report_to=(), retry_errors=False, 
             missing = [chunk for chunk in plan.chunks if not done.issuperset(chunk.keys)]
             total = sum(len(chunk.rows) for chunk in plan.chunks)
             finished = total - sum(len(chunk.rows) for chunk in missing)
-            todo = [chunk for chunk in missing if wanted(chunk.cell)]
+            todo = [chunk for chunk in missing if wanted(chunk)]
             if todo:
                 reader.load()
             trackers = open_trackers(report_to, run_folder.path, resolved)
@@ -163,16 +163,18 @@ def summarise(folder: Path) -> dict:
 
 
 def _wanted(config, only):
-    """Whether a cell is among those of these methods and tasks."""
+    """Whether a chunk is of these methods, tasks and seeds; of a kind that is not named, all are."""
     methods, tasks = ([entry.label for entry in entries] for entries in (config.methods, config.tasks))
-    for label in only:
-        if label not in (*methods, *tasks):
-            raise MisvoError(f"no method or task is called {label!r}: choose one of {', '.join([*methods, *tasks])}.")
-    of_methods, of_tasks = ([label for label in only if label in known] for known in (methods, tasks))
+    kinds = methods, tasks, [str(seed) for seed in config.seeds]
+    known = [name for kind in kinds for name in kind]
+    for name in only:
+        if name not in known:
+            raise MisvoError(f"no method, task or seed is called {name!r}: choose one of {', '.join(known)}.")
+    named = [[name for name in only if name in kind] for kind in kinds]
 
-    def wanted(cell):
-        by_method = not of_methods or cell.method.label in of_methods
-        return by_method and (not of_tasks or cell.task.label in of_tasks)
+    def wanted(chunk):
+        of = (chunk.cell.method.label, chunk.cell.task.label, str(chunk.seed))
+        return all(not names or name in names for name, names in zip(of, named, strict=True))
 
     return wanted
 
