@@ -15,7 +15,7 @@ from misvo.threads import use_free_cores
 use_free_cores()
 
 import misvo
-from misvo.settings import COSTS, METHODS
+from misvo.names import COSTS, METHODS
 
 PROMPT = "My flatmate plays the drums at night and I have an exam next week. What should I do about it, and how?"
 

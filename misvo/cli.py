@@ -14,7 +14,8 @@ from typer.core import TyperGroup
 from misvo import __version__, cli_fit, cli_help, cli_options, cli_saved, cli_serve
 from misvo.cli_process import import_transformers, plain_warnings, quiet_libraries
 from misvo.errors import MisvoError, cut
-from misvo.settings import COSTS, ENGINES, METHODS, Settings
+from misvo.names import COSTS, ENGINES, METHODS
+from misvo.settings import Settings
 
 
 class _Stopped(Exception):

@@ -1,7 +1,7 @@
 """Cost matrices Σ_t of eq:objective: what the penalty ½ Σ_t u_tᵀ Σ_t u_t calls far.
 
 A cost sees each step's rollouts once and then gives the gradient of the penalty for all positions, without anything
-of the size K×T×V. The names are those of `misvo.settings.COSTS`; the table at the end is the whole dispatch.
+of the size K×T×V. The names are those of `misvo.names.COSTS`; the table at the end is the whole dispatch.
 """
 
 from dataclasses import dataclass

@@ -11,8 +11,8 @@ from misvo.errors import MisvoError, cut
 from misvo.fields import one_of
 from misvo.footprint import MOST_ROWS
 from misvo.model import Model
+from misvo.names import ENGINES
 from misvo.own_sampler import OwnSampler
-from misvo.settings import ENGINES
 from misvo.text_policy import TextPolicy
 
 

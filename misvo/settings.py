@@ -28,67 +28,26 @@ from misvo.fields import (
     parse_bytes,
     texts,
 )
+from misvo.names import (
+    COSTS,
+    CREDITS,
+    LAW_DTYPES,
+    METHODS,
+    POTENTIALS,
+    PROPOSALS,
+    REWARD_ERRORS,
+    SELECTIONS,
+    STEPS,
+    TIES,
+)
 from misvo.options import SettingsOptions
 from misvo.own_sampler import NOT_TAKEN_OVER, OwnSampler
 from misvo.prompts import check_template
 
-# What each name stands for, in the words of `misvo list`. The classes live in misvo.methods and misvo.cost.
-METHODS = {
-    "misvo": "Algorithm 1: reward gradient minus a KL-shaped penalty, one vector per position",
-    "best-of-n": "K·N samples of the reference policy, the best one returned",
-    "aisp": "sampling-based control: Gaussian vectors for each response, averaged by exponentiated reward",
-    "re-control": "a value network on hidden states, climbed by gradient steps at every token",
-    "particles": "rows that promise more are continued more often, block by block: no vectors, the model's own words",
-    "blockwise": "the best of a few continuations of each block goes on",
-    "lora": "low-rank adapters for each prompt (peft), trained by the same reward gradient",
-}
-COSTS = {
-    "frozen-fisher": "Fisher at zero on reference prefixes (eq:surr-offoff), the paper's choice",
-    "prefix-fisher": "Fisher at zero on steered prefixes (eq:surr-onoff)",
-    "iterate-fisher": "Fisher at u on steered prefixes (eq:surr-onon)",
-    "euclidean": "the identity: squared length of the hidden-space shift",
-    "sequence-kl": "the direct gradient of the sequence KL, suffix term included (eq:seqkl-grad)",
-    "none": "no penalty at all",
-}
-TIES = {
-    "position": "one vector for each position, as in the paper",
-    "shared": "one vector for all positions",
-    "smooth": "vectors at positions 0, 1, 2, 4, 8, … and straight lines between them",
-}
-STEPS = {
-    "euler": "the paper's explicit step",
-    "proximal": "implicit in the penalty, stable for every learning rate",
-    "natural": "a fixed number of nats in the Fisher metric",
-    "dual": "the natural direction of all gradients so far, further with every step",
-}
-CREDITS = {
-    "response": "every token of a response earns its whole reward: the paper",
-    "prefix": "tokens earn what they add to the score of a prefix: some 16 scores a response instead of one",
-    "cheap": "prefix where the reward declares `scores_prefixes`, response elsewhere",
-}
-SELECTIONS = {
-    "best": "the response with the highest reward",
-    "ordinary": "the best of those that the reference policy could have said",
-}
-PROPOSALS = {
-    "reference": "the model as it is",
-    "steered": "a policy that learns from what survives; weights make up for the difference exactly",
-}
-POTENTIALS = {
-    "auto": "prefix where the reward declares `scores_prefixes`, value elsewhere",
-    "prefix": "the reward's own score of a beginning",
-    "value": "a line from hidden states to rewards, fitted to the responses so far",
-}
-REWARD_ERRORS = {
-    "raise": "the run ends, with what it has",
-    "none": "responses that the reward fails on, one by one, count as not scored",
-}
-LAW_DTYPES = {"float32": "as computed", "bfloat16": "half the memory; misvo.fisher.Fisher bounds the error"}
 DEFAULT_PENALTY = {"misvo": 1.0, "best-of-n": 0.0, "aisp": 0.1}  # of others: 0
 
 # What `Policy.from_pretrained` takes beside a name, and so do `misvo steer` and the models of a sweep.
 LOAD_OPTIONS = ("dtype", "device", "device_map", "revision", "trust_remote_code", "quantize", "compile", "engine")
-ENGINES = {"torch": "the model as transformers loads it, in this process", "vllm": "vLLM, for GPUs (docs/vllm.md)"}
 
 # What decides how quickly a result comes about, and nothing of the result.
 SPEED = ("max_rows", "memory")

@@ -169,7 +169,7 @@ def test_a_factor_scales_every_term(unit):
 def test_the_sweeps_are_what_the_tables_need():
     """Every method that a claim speaks of on both rewards, as printed; five budgets and six settings side by side."""
     from misvo.bench import config as configs
-    from misvo.settings import COSTS
+    from misvo.names import COSTS
 
     claims = configs.read(ROOT / "configs" / "claims.toml")
     for task in claims.tasks:

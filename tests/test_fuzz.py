@@ -19,18 +19,8 @@ from shell import run_shell
 
 import misvo
 from misvo import cli
-from misvo.settings import (
-    COSTS,
-    CREDITS,
-    LAW_DTYPES,
-    METHODS,
-    REWARD_ERRORS,
-    SELECTIONS,
-    STEPS,
-    TIES,
-    Settings,
-    options_of,
-)
+from misvo.names import COSTS, CREDITS, LAW_DTYPES, METHODS, REWARD_ERRORS, SELECTIONS, STEPS, TIES
+from misvo.settings import Settings, options_of
 
 SECONDS = 20  # no example may take longer; most take a hundredth of one
 SHORT = 2000  # characters of a sentence

@@ -11,7 +11,8 @@ from shell import run_shell
 import misvo
 from misvo.bench import config as configs
 from misvo.bench import sweep
-from misvo.settings import METHODS, PRESETS, SAMPLER, Settings
+from misvo.names import METHODS
+from misvo.settings import PRESETS, SAMPLER, Settings
 
 SIZES = {"rollouts": 3, "steps": 2, "max_new_tokens": 5}
 # A value that is not the default, for every option that not all methods have; the methods as the README tells them.

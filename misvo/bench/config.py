@@ -31,7 +31,8 @@ from pathlib import Path
 
 from misvo.errors import MisvoError
 from misvo.fields import one_of
-from misvo.settings import ENGINES, LOAD_OPTIONS, Settings, options_of
+from misvo.names import ENGINES
+from misvo.settings import LOAD_OPTIONS, Settings, options_of
 
 SETTINGS = ["preset", *(field.name for field in fields(Settings) if field.name != "seed")]
 

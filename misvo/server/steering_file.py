@@ -13,8 +13,9 @@ import torch
 
 from misvo import prompts
 from misvo.errors import MisvoError
+from misvo.names import TIES
 from misvo.server.errors import ApiError
-from misvo.settings import TIES, Settings
+from misvo.settings import Settings
 from misvo.steering import Steering
 
 MOST_POSITIONS = 65_536
