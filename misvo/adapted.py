@@ -151,8 +151,7 @@ def _ends_with(name, target):
 
 
 def _device(layer):
-    held = layer.joined if isinstance(layer, JoinedLinear) else layer
-    return held.packed.device if isinstance(layer, PackedLinear | JoinedLinear) else layer.weight.device
+    return (layer.packed if isinstance(layer, PackedLinear | JoinedLinear) else layer.weight).device
 
 
 def _check(model):

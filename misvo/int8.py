@@ -44,14 +44,15 @@ def multiply(inputs: torch.Tensor, zero: int, packed: torch.Tensor, scales: torc
 class _Inputs:
     """The last input in int8: queries, keys and values read the same one, and so do gates."""
 
-    x = quantized = scales = None
+    def __init__(self):
+        self.held: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # an input, in int8, its scales
 
     def of(self, x):
-        if x is not self.x:
+        held = self.held  # another thread may put its own there meanwhile
+        if held is None or held[0] is not x:
             scales = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True).div_(INPUTS).clamp_(min=1e-30)
-            self.x, self.scales = x, scales
-            self.quantized = (x / scales).round_().add_(ZERO).to(torch.uint8)
-        return self.quantized, self.scales
+            held = self.held = x, (x / scales).round_().add_(ZERO).to(torch.uint8), scales
+        return held[1:]
 
 
 class Int8Linear(nn.Module):

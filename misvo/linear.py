@@ -140,9 +140,14 @@ class JoinedLinear(nn.Linear):
         self.joined, self.number = joined, number
 
     @property
+    def packed(self):
+        """With those of the others."""
+        return self.joined.packed
+
+    @property
     def weight(self):
         """As of a `PackedLinear`."""
-        return self.joined.packed.to_dense().split(self.joined.sizes)[self.number]
+        return self.packed.to_dense().split(self.joined.sizes)[self.number]
 
     @property
     def bias(self):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import misvo
 from misvo import int8
@@ -89,6 +90,29 @@ def test_inputs_that_layers_share_are_quantized_once_and_new_ones_anew():
             for mine, other in zip(layers, reference, strict=True):
                 error = rounding_error(x, other.weight, weight_range())
                 assert ((mine(x) - other(x)).abs() <= error).all()
+
+
+def test_another_thread_may_quantize_in_between():
+    """A layer that keeps its last input in several places gives one thread the scales of the other."""
+    body = nn.Sequential(nn.Linear(16, 8))
+    quantize(body, "int8")
+    mine, other = (torch.full((2, 16), float(value)) for value in (1, 50))
+    wanted = body(mine)
+    body(other)  # so that `mine` is quantized anew
+
+    class AnotherThread(TorchFunctionMode):
+        came = False
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is torch.Tensor.round_ and not self.came:
+                self.came = True
+                with torch.DisableTorchFunction():
+                    body(other.clone())
+            return function(*args, **(kwargs or {}))
+
+    with AnotherThread() as another:
+        assert torch.equal(body(mine), wanted)
+    assert another.came
 
 
 def test_int8_is_refused_where_it_cannot_be():
