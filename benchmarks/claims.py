@@ -258,13 +258,22 @@ def tables(run: Run, task: str) -> dict[str, str]:
     """What there is to say of a task, each part by its name."""
     rows = claims_table(run, task)
     verdicts = [row[5] for row in rows]
+    seeds = len({seed for method in run.methods(task) for _, seed in run.values(task, method, REWARD)})
     columns = ["in the paper", "claim", "paper", "here [95 % interval]", "prompts", "verdict", "paper's inside"]
     names = {**WORDS, "held_out": "held-out reward", "last": "mean, last step", "fluency": "fluency"}
     return {
-        "verdicts": ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in (HOLDS, FAILS, OPEN)) + ".",
+        "verdicts": f"{verdicts.count(HOLDS)} hold, {verdicts.count(FAILS)} do not, {verdicts.count(OPEN)} are open"
+        f" ({seeds} {'seed' if seeds == 1 else 'seeds'} of each prompt).",
         "claims": markdown(columns, rows),
         "methods": markdown(["method", *(names[figure] for figure in SEEN)], methods_table(run, task)),
     }
+
+
+def side_by_side(run: Run) -> str:
+    """What became of every claim on each task, in one table."""
+    found = zip(*(claims_table(run, task) for task in run.tasks), strict=True)
+    rows = [[*lines[0][:3], *(f"{line[3]} **{line[5]}**" for line in lines)] for lines in found]
+    return markdown(["in the paper", "claim", "paper", *(f"here, {task}" for task in run.tasks)], rows)
 
 
 def fill(page: Path, parts: dict[str, str]) -> None:
@@ -289,7 +298,8 @@ def main():
         run.keep(arguments.keep)
     found = {task: tables(run, task) for task in run.tasks}
     if arguments.into:
-        fill(arguments.into, {f"{task}: {name}": part for task in found for name, part in found[task].items()})
+        parts = {f"{task}: {name}": found[task][name] for task in found for name in ("verdicts", "methods")}
+        fill(arguments.into, {"claims": side_by_side(run), **parts})
         return
     for task, parts in found.items():
         print(f"## {task}\n\n{parts['verdicts']}\n\n{parts['claims']}")

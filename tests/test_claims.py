@@ -213,5 +213,5 @@ def test_a_page_without_a_place_for_a_table_is_left_alone(tmp_path):
     page.write_text("<!-- learned: verdicts -->\nnone yet\n\nThe end.\n", encoding="utf-8")
     call = [sys.executable, SCRIPT, ROOT / "docs" / "claims.jsonl", "--into", page]
     done = subprocess.run(call, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.strip().endswith("has no line <!-- learned: claims -->.")
+    assert done.returncode == 1 and done.stderr.strip().endswith("has no line <!-- claims -->.")
     assert "none yet" in page.read_text(encoding="utf-8")
