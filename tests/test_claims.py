@@ -30,7 +30,7 @@ CELLS = {
 }
 # Rewards less best-of-n's. MISVO: +1 and −1 on half of the prompts each. AISP: −1 everywhere.
 GAINS = {"misvo": lambda n: 1.0 if n % 2 else -1.0, "none": lambda n: 0.0, "kl": lambda n: -0.5, "aisp": lambda n: -1.0}
-TRACES = {"misvo": [0.0, 1.0, 2.0, 6.0], "aisp": [0.0, 3.0, 2.0, 1.0]}
+TRACES = {"misvo": [0.0, 1.0, 2.0, 6.0], "aisp": [0.0, 3.0, 2.0, 1.0], "plain": [1.0, 2.0, 5.0, 0.0]}
 
 
 def row(method, n, seed, **changes):
@@ -133,12 +133,27 @@ def test_the_script_is_independent():
     assert "import misvo" not in source and "from misvo" not in source
 
 
-@pytest.fixture(scope="module")
-def unit():
-    spec = importlib.util.spec_from_file_location("unit", ROOT / "benchmarks" / "unit.py")
+def test_the_picture_shows_steps_above_what_the_model_earns_by_itself(tmp_path, rows):
+    rows = [row for row in rows if (row["method"], row["prompt"]) != ("plain", "p7")]  # without it there is no "above"
+    claims, folder = module_of("claims"), tmp_path / "run"
+    folder.mkdir()
+    paths = claims.trajectories(claims.Run(write_run(folder, rows)), "t", claims.AISP)
+    assert paths.tolist() == [[-2.0, 1.0, 0.0, -1.0]] * 7  # best-of-n's steps have a mean of 2
+    subprocess.run([sys.executable, SCRIPT, folder, "--picture", tmp_path / "p.png"], check=True)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def module_of(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look for their module there
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def unit():
+    return module_of("unit")
 
 
 @pytest.mark.parametrize("first", [0.01, 1.0, 400.0])
