@@ -82,11 +82,15 @@ class Fisher:
         return self.head.part_project(weighted)
 
     def formed(self) -> "ExplicitFisher":
-        """The same estimate as T matrices of d×d: T·V·d² to form, and from then on free of the vocabulary."""
-        m, W = self.expected_rows, self.head.weight.to(self.head.dtype) * self.head.scale
-        matrices = torch.einsum("ktd,kte->tde", m, m).div_(-len(m))
-        for matrix, probs in zip(matrices, self.mean_probs, strict=True):
-            matrix.addmm_(W.T, probs[:, None].to(W) * W)
+        """The same estimate as matrices of d×d, one for each position or one for the vector that all positions share.
+
+        Each takes V·d² multiplications. From then on products are free of the vocabulary, where each read W twice.
+        """
+        m = self.expected_rows
+        rows = m if self.tie is None or self.tie.basis is None else m.flatten(0, 1)[:, None]  # (K·T, 1, d): u_t = c
+        matrices = torch.einsum("ktd,kte->tde", rows, rows).div_(-len(m))
+        for matrix, law in zip(matrices, self.mean_probs, strict=True):
+            matrix += self.head.part_moment(law.to(matrix.dtype))
         return ExplicitFisher(matrices.div_(self.temperature**2))
 
 
@@ -102,16 +106,24 @@ class FarFisher:
         return self.laws.run(_product, c, self.temperature, self.tie)
 
     def formed(self) -> "ExplicitFisher":
-        raise MisvoError("explicit_fisher holds d×d matrices, which stay with the engine: leave it out here.")
+        if self.tie is None or self.tie.basis is None:
+            raise MisvoError(
+                "explicit_fisher makes a matrix for each position, too many to be sent: leave it out here."
+            )
+        return ExplicitFisher(self.laws.run(_matrices, self.temperature, self.tie))
 
 
 def _product(head, rollouts, c, temperature, tie):
     return Fisher(head, rollouts.mean_probs, rollouts.fisher_rows, temperature, tie).product(c.to(head.device))
 
 
+def _matrices(head, rollouts, temperature, tie):
+    return Fisher(head, rollouts.mean_probs, rollouts.fisher_rows, temperature, tie).formed().matrices
+
+
 @dataclass(frozen=True)
 class ExplicitFisher:
-    """Averaged Fisher matrices that were formed (T, d, d), for a small d and many steps."""
+    """Averaged Fisher matrices that were formed, (T, d, d), or (1, d, d) of a shared vector."""
 
     matrices: torch.Tensor
 

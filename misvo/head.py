@@ -93,6 +93,15 @@ class Head:
         """Wᵀx of an x of which the columns `part` are here, (n, P) -> (n, d)."""
         return self.project(x)
 
+    def part_moment(self, x: torch.Tensor) -> torch.Tensor:
+        """Σ_v x_v w_v w_vᵀ of an x (P,) of which the columns `part` are here, (d, d)."""
+        out = torch.zeros(self.hidden_size, self.hidden_size, dtype=self.dtype, device=self.device)
+        size = max(1, BLOCK_BYTES // 8 // (self.hidden_size * self.dtype.itemsize))
+        for start in range(0, len(x), size):
+            rows = self.weight[start : start + size].to(self.dtype)
+            out += linear((rows * x[start : start + size, None]).T, rows.T)
+        return out.mul_(self.scale**2)
+
     def part_sums(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over the vocabulary of an x of which the columns `part` are here, (n, P) -> (n, 1)."""
         return x.sum(-1, keepdim=True, dtype=self.dtype)

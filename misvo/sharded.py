@@ -56,6 +56,9 @@ class ShardedHead(Head):
     def part_project(self, x: torch.Tensor) -> torch.Tensor:
         return self._sum(self.own.project(x))
 
+    def part_moment(self, x: torch.Tensor) -> torch.Tensor:
+        return self._sum(self.own.part_moment(x))
+
     def part_sums(self, x: torch.Tensor) -> torch.Tensor:
         return self._sum(self.own.part_sums(x))
 

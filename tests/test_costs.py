@@ -11,6 +11,7 @@ from tolerances import assert_near, room, rounding
 import misvo
 from misvo.cost import COSTS, suffix_term
 from misvo.engines.torch import TorchEngine
+from misvo.fisher import Fisher
 from misvo.interventions import Vectors
 from misvo.methods.misvo import reward_gradient
 from misvo.rollouts import Keep, Request
@@ -132,6 +133,20 @@ def test_replay_on_a_real_architecture(name, sampler):
     # Rounding must not hide an error of the algorithm, nor decide whether a token belongs to a nucleus.
     assert allowed < 1e-4 * expected.norm()
     assert_near(result.steering.vectors, expected, allowed)
+
+
+@pytest.mark.parametrize("length, formed", [(7, 0), (8, 1)])
+def test_the_matrix_of_a_shared_vector_is_formed_once_where_it_takes_less_than_expected_rows(
+    length, formed, monkeypatch
+):
+    """d is 32, and K·T is 28 or 32; what later steps collect is never formed again."""
+    made, form = [], Fisher.formed
+    monkeypatch.setattr(Fisher, "formed", lambda fisher: made.append(fisher) or form(fisher))
+    sizes = {"rollouts": 4, "steps": 3, "max_new_tokens": length, "kl_budget": 1.0, "tie": "shared", "step": "dual"}
+    for cost, count in (("frozen-fisher", formed), ("prefix-fisher", 0)):
+        made.clear()
+        misvo.steer(make_policy("llama"), "a b", letter_reward, cost=cost, **sizes, preset="paper")
+        assert len(made) == count
 
 
 def test_explicit_matrices_give_the_same_vectors():

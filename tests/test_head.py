@@ -57,6 +57,8 @@ def test_products_match_fp64_in_every_precision(weight, dtype, scale, monkeypatc
         monkeypatch.setattr("misvo.head.GATHER_SHARE", share)
         got, exact = head.project_entries(Entries.where(sparse.numpy() > 0, sparse)), sparse.double() @ W
         assert_within(got, exact, rounding(torch.float32, V + 1, sparse.double() @ W.abs()))
+    moment, size = W.T @ (p[0].double()[:, None] * W), W.abs().T @ (p[0].double()[:, None] * W.abs())
+    assert_within(head.part_moment(p[0]), moment, rounding(torch.float32, V + 3, size))  # with p, W, and the scale last
     assert torch.equal(head.rows(tokens).double(), W[tokens])  # both scales are powers of two
 
 

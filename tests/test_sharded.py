@@ -61,6 +61,7 @@ def found_by(head):
         "logits": head.logits(hidden),
         "shift": head.shift(u),
         "project": head.project(law),
+        "moment": head.part_moment(law[0, head.part]),
         "entries": head.project_entries(few),
         "entries of one rank": head.project_entries(one_side),
         "rows": head.rows(TOKENS),

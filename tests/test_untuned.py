@@ -54,6 +54,9 @@ def test_the_tied_fisher_is_the_dense_one_between_two_bases(name):
     bound = rounding(torch.float64, tie.size + D + V + K + T, 4 * size)  # two parts, two ways
     assert_within(fisher.product(c), expected, bound)
     assert_within(fisher.product(c, fisher.head.shift(c)), expected, bound)
+    if name != "smooth":  # whose knots share matrices
+        # Each entry of a matrix is a sum over V and one over K and T, times c and summed over d: sizes add up as above.
+        assert_within(fisher.formed().product(c), expected, bound)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 9, 64])
