@@ -4,6 +4,7 @@ A cost sees each step's rollouts once and then gives the gradient of the penalty
 of the size K×T×V. The names are those of `misvo.names.COSTS`; the table at the end is the whole dispatch.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from misvo.head import Head
 from misvo.rollouts import Law, Rollouts
 from misvo.sampling import Sampler
 from misvo.tie import Tie
+
+COLUMNS = 32  # d×d numbers take as long to make as d / COLUMNS products that read W twice (d = 576: 20)
 
 
 @dataclass
@@ -57,27 +60,28 @@ class Euclidean(Cost):
 class FrozenFisher(Cost):
     """F̄_t u_t: the Fisher matrix at zero, averaged over the first step's prefixes (eq:surr-offoff).
 
-    At the first step u = 0, so its rollouts follow the reference policy and the estimate costs no generation.
+    At the first step u = 0, so its rollouts follow the reference policy and the estimate costs no generation. The one
+    matrix of a shared vector is formed once as many products were made as that takes: a natural step makes some twenty.
     """
+
+    until_formed: float = math.inf  # so many products are still made without the matrix
 
     def needs_fisher(self, step):
         return "steered" if step == 0 else None
 
     def observe(self, step, rollouts):
         if step == 0:
-            fisher = self._fisher(rollouts)
-            self.fisher = fisher.formed() if self.explicit or self._is_less_formed(rollouts) else fisher
+            fisher, width = self._fisher(rollouts), self.head.hidden_size
+            self.fisher = fisher.formed() if self.explicit else fisher
+            shared = self.tie.basis is not None and self.tie.size == 1
+            if shared and width <= rollouts.tokens.numel():  # it holds no more than the expected rows that it replaces
+                self.until_formed = width // COLUMNS
 
     def product(self, c):
+        if self.until_formed == 0:
+            self.fisher = self.fisher.formed()
+        self.until_formed -= 1
         return self.fisher.product(c)
-
-    def _is_less_formed(self, rollouts):
-        """Whether the one matrix of a shared vector holds no more than the expected rows that it takes the place of.
-
-        A natural step makes some twenty products, so it is quicker from the first step on.
-        """
-        shared = self.tie.basis is not None and self.tie.size == 1
-        return shared and self.head.hidden_size <= rollouts.tokens.numel()
 
     def _fisher(self, rollouts):
         if isinstance(rollouts.mean_probs, Far):

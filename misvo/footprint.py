@@ -29,6 +29,7 @@ NUCLEUS = 2.0  # to find and keep what top-p leaves of a law that is not flat
 OWN_SHIFT = 2.0  # to steer each row by a vector of its own
 RUNNER = 64  # bytes of a token while the times of its race are made
 TWO_LAWS = 5  # blocks of logits and laws while those of an adapted model are compared with the model's own
+FORMING = 4  # arrays of d×d numbers while a Fisher matrix is formed: what it was, blocks of W, their products and sums
 # Of the inputs and outputs of all linear layers, as torch counts them on a CPU
 ACTIVATIONS = 1.25  # what a gradient keeps of a token
 TRAINED = 4  # an adapter, what Adam moves, and its two moments
@@ -94,6 +95,7 @@ class Held:
     hidden: float = 0.0  # the same: hidden states, in the precision of the model
     update: float = 0.0  # of V numbers, while one prompt is updated or measured
     blocks: float = 0.0  # the same, of which no more than BLOCK_BYTES are there at once
+    formed: float = 0.0  # of d×d numbers, while the Fisher matrix of a shared vector is formed
     stems: float = 0.0  # rows of a batch that are kept beside each row, while others fork from them
 
     @classmethod
@@ -129,6 +131,7 @@ class Held:
             hidden=hidden,
             update=update,
             blocks=tie.size if fisher else 0.0,
+            formed=FORMING if settings.cost == "frozen-fisher" and settings.tie == "shared" else 0.0,
         )
 
 
@@ -159,10 +162,11 @@ def run_bytes(
     raised = min(BLOCK_BYTES, V * shape.width * FP32) if held.expected and shape.precision < FP32 else 0.0
     decoding["head, raised"] = raised
     others = max(0, rows - K)
+    formed = held.formed * shape.width**2 * FP32 if shape.width <= K * T else 0.0  # else it is not
     updating = {
         "cache": others * row + prompts * shape.cache(prompt),
         "laws": waiting if others else 0.0,
-        "products": max(held.update * V * FP32, min(BLOCK_BYTES, held.blocks * V * FP32)),
+        "products": max(held.update * V * FP32, min(BLOCK_BYTES, held.blocks * V * FP32), formed),
         "head, raised": raised,
     }
     if settings.method == "lora":

@@ -96,7 +96,8 @@ class Head:
     def part_moment(self, x: torch.Tensor) -> torch.Tensor:
         """Σ_v x_v w_v w_vᵀ of an x (P,) of which the columns `part` are here, (d, d)."""
         out = torch.zeros(self.hidden_size, self.hidden_size, dtype=self.dtype, device=self.device)
-        size = max(1, BLOCK_BYTES // 8 // (self.hidden_size * self.dtype.itemsize))
+        few = BLOCK_BYTES // 8 // (self.hidden_size * self.dtype.itemsize)  # that stay in a cache
+        size = max(few, self.hidden_size // 2, 1)  # each block writes d×d numbers once more
         for start in range(0, len(x), size):
             rows = self.weight[start : start + size].to(self.dtype)
             out += linear((rows * x[start : start + size, None]).T, rows.T)

@@ -9,6 +9,7 @@ from literal import replay
 from tolerances import assert_near, room, rounding
 
 import misvo
+from misvo import cost as cost_module
 from misvo.cost import COSTS, suffix_term
 from misvo.engines.torch import TorchEngine
 from misvo.fisher import Fisher
@@ -135,14 +136,20 @@ def test_replay_on_a_real_architecture(name, sampler):
     assert_near(result.steering.vectors, expected, allowed)
 
 
-@pytest.mark.parametrize("length, formed", [(7, 0), (8, 1)])
-def test_the_matrix_of_a_shared_vector_is_formed_once_where_it_takes_less_than_expected_rows(
-    length, formed, monkeypatch
+@pytest.mark.parametrize(
+    "length, step, columns, formed",
+    [(8, "dual", 32, 1), (7, "dual", 32, 0), (8, "euler", 16, 0), (8, "euler", 32, 1)],
+)
+def test_the_matrix_of_a_shared_vector_is_formed_once_where_that_is_less_and_quicker(
+    length, step, columns, formed, monkeypatch
 ):
-    """d is 32, and K·T is 28 or 32; what later steps collect is never formed again."""
+    """d is 32, and K·T is 32 or 28. Three Euler steps make two products of vectors that are not 0, natural ones many
+    more. What later steps collect anew is never formed."""
     made, form = [], Fisher.formed
     monkeypatch.setattr(Fisher, "formed", lambda fisher: made.append(fisher) or form(fisher))
-    sizes = {"rollouts": 4, "steps": 3, "max_new_tokens": length, "kl_budget": 1.0, "tie": "shared", "step": "dual"}
+    monkeypatch.setattr(cost_module, "COLUMNS", columns)
+    sizes = {"rollouts": 4, "steps": 3, "max_new_tokens": length, "tie": "shared", "step": step}
+    sizes |= {"kl_budget": 1.0} if step == "dual" else {}
     for cost, count in (("frozen-fisher", formed), ("prefix-fisher", 0)):
         made.clear()
         misvo.steer(make_policy("llama"), "a b", letter_reward, cost=cost, **sizes, preset="paper")
