@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from misvo.errors import MisvoError
-from misvo.linear import ROWS, replace_linears
+from misvo.linear import ROWS, replace_linears, version
 
 ZERO = 128  # inputs are unsigned, with 128 for zero: oneDNN has no quick kernel for signed ones
 INPUTS = 127  # inputs are whole numbers from -127 to 127, and so are weights where sums are exact
@@ -45,14 +45,14 @@ class _Inputs:
     """The last input in int8: queries, keys and values read the same one, and so do gates."""
 
     def __init__(self):
-        self.held: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # an input, in int8, its scales
+        self.held: tuple | None = None  # an input, how often it was changed, in int8, its scales
 
     def of(self, x):
-        held = self.held  # another thread may put its own there meanwhile
-        if held is None or held[0] is not x:
+        held, changed = self.held, version(x)  # another thread may put its own there meanwhile
+        if held is None or held[0] is not x or held[1] != changed:
             scales = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True).div_(INPUTS).clamp_(min=1e-30)
-            held = self.held = x, (x / scales).round_().add_(ZERO).to(torch.uint8), scales
-        return held[1:]
+            held = self.held = x, changed, (x / scales).round_().add_(ZERO).to(torch.uint8), scales
+        return held[2:]
 
 
 class Int8Linear(nn.Module):

@@ -27,11 +27,12 @@ def fewest() -> int:
     AVX-512 (0.6 of the time; on others 1.2). It is tried once; what becomes of a row is the same."""
     if not torch.backends.mkldnn.is_available():
         return 2
-    packed = torch.ops.mkldnn._reorder_linear_weight(torch.ones(1536, 576), ROWS)  # as of a small model
+    plain = {"dtype": torch.float32, "device": "cpu"}  # whatever the user's defaults are
+    packed = torch.ops.mkldnn._reorder_linear_weight(torch.ones(1536, 576, **plain), ROWS)  # as of a small model
     times = {2: math.inf, 6: math.inf}
     for _ in range(12):
         for rows in times:
-            x, started = torch.ones(rows, 576), time.perf_counter()
+            x, started = torch.ones(rows, 576, **plain), time.perf_counter()
             _product.default(x, packed, None, "none", [], "")
             times[rows] = min(times[rows], time.perf_counter() - started)
     return 6 if times[6] < 0.75 * times[2] else 2
@@ -102,6 +103,11 @@ class PackedLinear(nn.Linear):
         return _by_onednn(x, self.packed, self.bias)
 
 
+def version(x: torch.Tensor) -> int | None:
+    """How often x was changed in place; nobody counts where nobody may ask for gradients."""
+    return None if x.is_inference() else x._version
+
+
 class Joined(nn.Module):
     """Frozen linear layers that read the same input, packed as one: one product where there were three small ones.
 
@@ -117,18 +123,18 @@ class Joined(nn.Module):
         self.bias = None
         if layers[0].bias is not None:
             self.bias = nn.Parameter(torch.cat([layer.bias.detach() for layer in layers]), requires_grad=False)
-        self.held: tuple | None = None  # the last input and what the layers make of it
+        self.held: tuple | None = None  # the last input, how it stood, and what the layers make of it
 
     def part(self, number: int, x: torch.Tensor) -> torch.Tensor:
         """What one of the layers makes of x, (..., in) -> (..., out)."""
         held = self.held  # another thread may put its own there meanwhile
-        if held is None or held[0] is not x:
-            differentiated = torch.is_grad_enabled() and x.requires_grad
-            whole = _Product.apply if differentiated else _by_onednn
-            held = self.held = x, whole(x, self.packed, self.bias).split(self.sizes, -1)
+        stands = torch.is_grad_enabled() and x.requires_grad, version(x)
+        if held is None or held[0] is not x or held[1] != stands:
+            whole = _Product.apply if stands[0] else _by_onednn
+            held = self.held = x, stands, whole(x, self.packed, self.bias).split(self.sizes, -1)
         if number == len(self.sizes) - 1:
             self.held = None
-        return held[1][number].contiguous()
+        return held[2][number].contiguous()
 
 
 class JoinedLinear(nn.Linear):

@@ -92,6 +92,14 @@ def test_inputs_that_layers_share_are_quantized_once_and_new_ones_anew():
                 assert ((mine(x) - other(x)).abs() <= error).all()
 
 
+def test_an_input_that_was_changed_in_place_is_quantized_anew():
+    layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+    quantize(layers, "int8")
+    x, y = torch.randn(2, 8), torch.randn(2, 8)
+    layers[0](x)
+    assert torch.equal(layers[1](x.copy_(y)), layers[1](y))
+
+
 def test_another_thread_may_quantize_in_between():
     """A layer that keeps its last input in several places gives one thread the scales of the other."""
     body = nn.Sequential(nn.Linear(16, 8))

@@ -1,5 +1,7 @@
 """Products by oneDNN, and packed layers, against those of PyTorch in fp64."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -65,6 +67,29 @@ def test_joined_layers_answer_each_input_alone_in_any_order():
             assert ((parts[number](x) - exact).abs() <= product_error(x, layers[number].weight)).all()
         parts[2](one)
     assert parts[0].joined.held is None  # nothing is kept once the last has asked
+
+
+def test_joined_layers_see_that_an_input_has_changed():
+    """In place, or because gradients are wanted now."""
+    _, parts = joined_layers()
+    x, y = torch.randn(2, 3, 96)
+    with torch.no_grad():
+        parts[0](x)
+        x.copy_(y)
+        assert torch.equal(parts[1](x), parts[1](y))
+    x.requires_grad_()
+    with torch.no_grad():
+        parts[0](x)
+    assert parts[1](x).requires_grad
+    with torch.inference_mode():
+        assert torch.equal(parts[0](torch.ones(3, 96)), parts[0](torch.ones(3, 96)))
+
+
+def test_models_are_loaded_whatever_the_default_dtype_is():
+    code = "import torch; torch.set_default_dtype(torch.float64); from misvo.linear import fewest; print(fewest())"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() in "26"
+    )
 
 
 def test_gradients_go_through_joined_layers():
