@@ -22,11 +22,12 @@ from misvo.decoder_step import DecoderStep
 from misvo.errors import MisvoError
 from misvo.fields import parse_bytes
 from misvo.head import Head
-from misvo.int8 import Int8Linear
+from misvo.int8 import INPUTS, Int8Linear
 from misvo.linear import JoinedLinear, PackedLinear
 from misvo.row_layer import Common
 from misvo.settings import Settings
 
+INT8_STEPS = 4  # of the largest input of a layer: what a few inputs that are one step apart make of all states
 # Names under which configs keep a scalar on the logits, and what it multiplies them by.
 LOGIT_SCALES = {
     "logits_scaling": lambda x: 1 / x,  # Granite
@@ -205,16 +206,18 @@ class Model:
     def _agrees(self, written_out: DecoderStep) -> bool:
         """Compare a step that is written out with the body's own, on two rows behind a few tokens.
 
-        Inputs of int8 layers have 127 steps, and may come out one apart where the last digit of a sum differs: that is
-        the precision of bf16.
+        Inputs of int8 layers have 127 steps, and may come out one apart where the last digit of a sum differs. So some
+        numbers are off by a step; states as a whole hardly are.
         """
         prefix, rows = self.prefill([1, 2, 3, 4], 1), torch.zeros(2, dtype=torch.long)
         depths, tokens = torch.full((2,), prefix.length), torch.tensor([5, 6]) % self.head.vocab_size
         self.written_out = None
         own = self.body_step(tokens, self.replicate(prefix, rows, 1), depths)
         self.written_out = written_out
-        precision = torch.bfloat16 if self.precision == "int8" else torch.float32
-        return _close(self.body_step(tokens, self.replicate(prefix, rows, 1), depths), own, precision)
+        ours = self.body_step(tokens, self.replicate(prefix, rows, 1), depths)
+        if self.precision == "int8":
+            return bool(torch.linalg.vector_norm(ours - own) <= INT8_STEPS / INPUTS * torch.linalg.vector_norm(own))
+        return _close(ours, own)
 
     @torch.no_grad()
     def _check_head(self):

@@ -56,10 +56,15 @@ def family(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("least", [TOGETHER, 1000], ids=["prompt kept once", "prompt copied"])
-def test_states_are_those_of_a_model_that_reads_everything(name, least, monkeypatch):
-    """Two prompts of different lengths in one batch, one of them beyond the windows; then one row alone."""
-    policy = written_out(family(name))
+def test_states_are_those_of_a_model_that_reads_everything(name, least, packed, monkeypatch):
+    """Two prompts of different lengths in one batch, one of them beyond the windows; then one row alone. Packed layers
+    have their queries, keys and values in one product."""
+    whole, model = family(name), family(name)
+    if packed:
+        pack(model.base_model)
+    policy = written_out(model)
     short = whole_request(policy)
     long = dataclasses.replace(short, prompt=LONG, rollouts=range(TOGETHER))
     alone = dataclasses.replace(long, rollouts=range(1))
@@ -67,8 +72,8 @@ def test_states_are_those_of_a_model_that_reads_everything(name, least, monkeypa
     found = [*TorchEngine(policy, 32).run_many([short, long]), *TorchEngine(policy, 32).run_many([alone])]
     for request, rollouts in zip((short, long, alone), found, strict=True):
         expected = by_reading(request, rollouts.responses(), "hidden")
-        error = (rollouts.hidden[rollouts.alive] - expected(policy.model)).norm()
-        assert error <= 2 * room(expected, policy.model)
+        error = (rollouts.hidden[rollouts.alive] - expected(whole)).norm()
+        assert error <= 2 * room(expected, whole)
 
 
 def test_the_body_itself_is_not_asked(monkeypatch):
@@ -118,8 +123,9 @@ def test_a_given_model_and_other_precisions_are_called_as_they_are():
     assert policy.with_model(policy.model).written_out is None
 
 
+@pytest.mark.parametrize("mistake", ["no norms", "sharper attention"])
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
-def test_a_step_that_does_not_agree_with_the_model_is_not_used(int8, monkeypatch):
+def test_a_step_that_does_not_agree_with_the_model_is_not_used(int8, mistake, monkeypatch):
     """As with a version of transformers in which a family is something else. An int8 layer may round an input the other
     way where a sum before it has another last digit: that alone does not make another step of it."""
 
@@ -129,7 +135,11 @@ def test_a_step_that_does_not_agree_with_the_model_is_not_used(int8, monkeypatch
             quantize(model.base_model, "int8")
         return written_out(model)
 
-    monkeypatch.setattr(decoder_step._Norm, "__call__", lambda norm, x: x)
+    if mistake == "no norms":
+        monkeypatch.setattr(decoder_step._Norm, "__call__", lambda norm, x: x)
+    else:
+        attend = decoder_step.attend
+        monkeypatch.setattr(decoder_step, "attend", lambda *given: attend(*given[:-1], 2 * given[-1]))
     with pytest.warns(UserWarning, match="decoded by transformers itself"):
         policy = made("llama")
     monkeypatch.undo()
