@@ -76,6 +76,6 @@ class ShardedHead(Head):
         return self._reduce(x) if x.numel() else x
 
     def _whole(self, part: torch.Tensor) -> torch.Tensor:
-        if not part.numel():
-            return part.new_zeros(len(part), self.vocab_size)
+        if not len(part):  # a rank without rows of W sends zeros, as the others send theirs
+            return part.new_zeros(0, self.vocab_size)
         return self._gather(pad(part, (0, self.width - part.shape[-1])))[:, : self.vocab_size]
