@@ -19,7 +19,7 @@ and length are others.
 
 import argparse
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,6 +174,10 @@ class Run:
         found = {key: figure_of(row, figure) for key, row in self.rows[task, method].items() if "error" not in row}
         return {key: value for key, value in found.items() if value is not None}
 
+    def seeds(self, task, method) -> list[int]:
+        """How many of each prompt."""
+        return list(Counter(prompt for prompt, _ in self.values(task, method, REWARD)).values())
+
     def paired(self, task, figure, method, other) -> tuple[np.ndarray, np.ndarray]:
         """Two methods' means over seeds on the prompts that both have; zeros in the place of no other."""
         ours = self.values(task, method, figure)
@@ -259,12 +263,14 @@ def tables(run: Run, task: str) -> dict[str, str]:
     """What there is to say of a task, each part by its name."""
     rows = claims_table(run, task)
     verdicts = [row[5] for row in rows]
-    seeds = len({seed for method in run.methods(task) for _, seed in run.values(task, method, REWARD)})
+    counts = [count for method in run.methods(task) for count in run.seeds(task, method)]
+    least, most = min(counts), max(counts)
+    seeds = f"{most} {'seed' if most == 1 else 'seeds'}" if least == most else f"{least} to {most} seeds"
     columns = ["in the paper", "claim", "paper", "here [95 % interval]", "prompts", "verdict", "paper's inside"]
     names = {**WORDS, "held_out": "held-out reward", "last": "mean, last step", "fluency": "fluency"}
     return {
         "verdicts": f"{verdicts.count(HOLDS)} hold, {verdicts.count(FAILS)} do not, {verdicts.count(OPEN)} are open"
-        f" ({seeds} {'seed' if seeds == 1 else 'seeds'} of each prompt).",
+        f" ({seeds} of each prompt).",
         "claims": markdown(columns, rows),
         "methods": markdown(["method", *(names[figure] for figure in SEEN)], methods_table(run, task)),
     }
@@ -293,8 +299,10 @@ def draw(run: Run, path: str) -> None:
     picture = Figure(figsize=(1 + 5 * len(run.tasks), 4.6), layout="constrained")
     panels = picture.subplots(1, len(run.tasks), squeeze=False)[0]
     for panel, task in zip(panels, run.tasks, strict=True):
-        for number, method in enumerate(run.methods(task)):
-            paths, color = trajectories(run, task, method), f"C{number}"
+        for method in run.methods(task):
+            paths, color = trajectories(run, task, method), f"C{list(NAMES).index(method)}"
+            if len(paths) < 2:  # beside best-of-n there is nothing to show yet, and of one no error
+                continue
             middle, error = paths.mean(0), paths.std(0, ddof=1) / len(paths) ** 0.5
             steps, wide = np.arange(1, len(middle) + 1), 2 if method in (MISVO, AISP, BON) else 1
             panel.plot(steps, middle, color=color, lw=wide, label=NAMES[method])
@@ -302,7 +310,8 @@ def draw(run: Run, path: str) -> None:
         panel.set(title=task, xlabel="step")
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("mean reward above the model's own")
-    picture.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    lines = {line.get_label(): line for panel in panels for line in panel.get_lines()}
+    picture.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, frameon=False)
     picture.savefig(path, dpi=130)
 
 
