@@ -210,6 +210,14 @@ def test_every_public_name_is_in_the_reference():
         assert f"::: {misvo._HOMES[name]}.{name}\n" in page, name
 
 
+def test_every_command_and_every_variable_of_ours_is_in_the_reference():
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| `misvo ([a-z-]+)", page, re.MULTILINE))
+    assert told == set(get_command(cli.app).commands)
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "misvo").rglob("*.py"))
+    assert set(re.findall(r'"(MISVO_[A-Z_]+)"', sources)) == set(re.findall(r"`(MISVO_[A-Z_]+)`", page))
+
+
 def test_every_reward_is_written_about():
     told = "".join(page.read_text(encoding="utf-8") for page in pages())
     assert not [name for name in misvo.rewards.EMBEDDED if not re.search(rf"\b{name}\b", told)]
