@@ -8,6 +8,7 @@ from misvo import tasks
 from misvo.bench.environment import PeakMemory
 from misvo.bench.plan import KEY, Chunk
 from misvo.errors import short
+from misvo.freed import give_back
 
 
 @dataclass
@@ -44,7 +45,9 @@ class Worker:
         self.policy(chunk.cell.model), self.reward(chunk.reward)
         started = time.perf_counter()
         outcomes = self.run(chunk, on_step)
-        return outcomes, time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        give_back()
+        return outcomes, seconds
 
     def policy(self, model):
         """The model, loaded once; another one takes its place, since two may not fit."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from misvo.errors import MisvoError
+from misvo.freed import give_back
 from misvo.policy import Policy
 from misvo.recorder import Recorder
 from misvo.result import Result
@@ -27,6 +28,7 @@ from misvo.story import story
 log = logging.getLogger("misvo-server")
 RESTARTS = 3  # in a row, without a step that went well
 WINDOW = 2.0  # seconds over which tokens per second are counted
+IDLE = 5.0  # seconds without work after which freed memory goes back to the machine
 GONE = ApiError(503, "the engine of this server has stopped.", code="engine_stopped", retry=True)
 ANEW = ApiError(503, "the engine of this server had to begin anew: try again.", code="engine_restarted", retry=True)
 
@@ -112,7 +114,7 @@ class EngineThread:
             while not self._stopping:
                 if not self._session.busy:
                     self._measure()
-                    self._wake.result()
+                    self._rest()
                 for command in self._commands():
                     command()
                 if self._session.busy and not self._stopping:
@@ -124,6 +126,14 @@ class EngineThread:
             for job in list(self._handles):
                 job.report(job.fail, GONE)
             self._session.close(wait=False)
+
+    def _rest(self) -> None:
+        """Wait for work; after a while without any, what was freed goes back to the machine."""
+        try:
+            self._wake.result(IDLE)
+        except TimeoutError:
+            give_back()
+            self._wake.result()
 
     def _commands(self) -> list[Callable[[], None]]:
         with self._lock:
