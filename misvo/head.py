@@ -157,11 +157,28 @@ class Shift:
             return self.knots[0] if len(self.knots) == 1 else self.tie.basis[position].to(self.knots) @ self.knots
         block, offset = divmod(position, self.POSITIONS)
         if block not in self._made:
-            if len(self._made) > 1 or block - 1 in self._made:  # rows moved on; who stands behind makes it again
-                self._made.pop(next(iter(self._made)))
-            start = block * self.POSITIONS
-            self._made[block] = self.head.shift(self.free[start : start + self.POSITIONS])
+            self.make([(self, position)])
         return self._made[block][offset]
+
+    @staticmethod
+    def make(asked: list[tuple["Shift", int]]) -> None:
+        """Make what will be asked of several at these positions and is not there yet: one product reads W once."""
+        missing = list(dict.fromkeys((one, at // one.POSITIONS) for one, at in asked if one.lacks(at)))
+        if not missing:
+            return
+        parts = [shift.free[block * shift.POSITIONS :][: shift.POSITIONS] for shift, block in missing]
+        made = missing[0][0].head.shift(torch.cat(parts)).split([len(part) for part in parts])
+        for (shift, block), rows in zip(missing, made, strict=True):
+            shift._keep(block, rows)
+
+    def lacks(self, position: int) -> bool:
+        """Whether a product has to be made for this position."""
+        return self.knots is None and position < len(self) and position // self.POSITIONS not in self._made
+
+    def _keep(self, block: int, rows: torch.Tensor) -> None:
+        if len(self._made) > 1 or block - 1 in self._made:  # rows moved on; who stands behind makes it again
+            self._made.pop(next(iter(self._made)))
+        self._made[block] = rows
 
 
 def centred(logits: torch.Tensor) -> torch.Tensor:

@@ -121,6 +121,7 @@ class LawStep:
     def draw(self, groups: list[Group], hidden: torch.Tensor) -> torch.Tensor:
         """The next token of every row, (B,), from the states (B, d) of all groups in their order; records the rest."""
         logits = self.head.logits(hidden)  # (B, V)
+        Shift.make([(group.job.shift, group.position) for group in groups if group.job.shift is not None])
         probs, tokens, wanted, start = self.projection.space(len(hidden)), [], [], 0
         for sampler, run in groupby(groups, key=lambda group: group.job.request.sampler):
             alike = list(run)
@@ -144,9 +145,11 @@ class LawStep:
         keys = torch.cat([group.job.keys[group.rows, group.position] for group in groups])
         _, ref_partition = softmax(logits, out=probs)
         self._keep_reference(groups, blocks, probs)
+        shifts = self._shifts(sampler, groups, blocks, hidden)
+        drawn = _drawn_unsteered(sampler, groups, blocks, probs, keys)
         laws = [
-            self._law(group, sampler, hidden[block], logits[block], probs[block], ref_partition[block], keys[block])
-            for group, block in zip(groups, blocks, strict=True)
+            _steer(shift, logits[block], probs[block], ref_partition[block], unsteered, group.job.request.anchored)
+            for group, block, shift, unsteered in zip(groups, blocks, shifts, drawn, strict=True)
         ]
         if probs[:, 0].isnan().any():  # one logit that is not finite makes all of its row NaN
             raise MisvoError(TOO_STRONG)
@@ -200,30 +203,28 @@ class LawStep:
             self._keep_mean(group, probs[block])
             group.job.rollouts.fisher_rows[group.rows, group.position] = expected[block]
 
-    def _law(self, group, sampler, hidden, logits, probs, ref_partition, keys) -> _Laws:
-        """Add a group's shift to its logits and write its law in the place of the reference's, to `probs`."""
-        shift = self._shift(group, sampler, hidden)
-        if shift is None:
-            return _Laws(None, ref_partition, ref_partition, torch.zeros_like(ref_partition), None)
-        ref_tokens, ref_kept = sampler.draw(probs, keys)
-        _, partition = softmax(logits.add_(shift), out=probs)
-        kl = token_kl(ref_partition, partition, probs, shift)
-        return _Laws(shift, partition, ref_partition, kl, ref_tokens, ref_kept if group.job.request.anchored else None)
+    def _shifts(self, sampler, groups, blocks, hidden) -> list[torch.Tensor | None]:
+        """Wu/τ of each group, (V,) when its rows share it, (B, V) when they do not, None for the reference policy.
 
-    def _shift(self, group, sampler, hidden):
-        """Wu/τ of a group, (V,) when its rows share it, (B, V) when they do not, None for the reference policy."""
-        job, position = group.job, group.position
-        if job.request.intervention is None:
-            return None
-        if job.shift is not None:
-            shift = job.shift[position] if position < len(job.shift) else None
-        else:
-            vectors = job.request.intervention.at(job.numbers[group.rows], position, hidden)
-            if vectors is not None:
-                vectors = vectors.to(self.head.dtype)
-                job.rollouts.squares[group.rows, position] = vectors.square().sum(-1)
-            shift = None if vectors is None else self.head.shift(vectors)
-        return shift if shift is None or sampler.temperature == 1.0 else shift / sampler.temperature
+        Vectors that rows do not share are multiplied together, whatever their group.
+        """
+        shifts: list[torch.Tensor | None] = [None] * len(groups)
+        own = {}
+        for index, (group, block) in enumerate(zip(groups, blocks, strict=True)):
+            job, position = group.job, group.position
+            if job.shift is not None:
+                shifts[index] = job.shift[position] if position < len(job.shift) else None
+            elif job.request.intervention is not None:
+                vectors = job.request.intervention.at(job.numbers[group.rows], position, hidden[block])
+                if vectors is not None:
+                    own[index] = vectors.to(self.head.dtype)
+                    job.rollouts.squares[group.rows, position] = own[index].square().sum(-1)
+        if own:
+            product = self.head.shift(torch.cat(list(own.values())))
+            for index, rows in zip(own, product.split([len(vectors) for vectors in own.values()]), strict=True):
+                shifts[index] = rows
+        temperature = sampler.temperature
+        return [shift if shift is None or temperature == 1.0 else shift / temperature for shift in shifts]
 
     def _record(self, group, record, law, whole):
         """Write a group's part of the record; gives the buffers whose rows Wᵀp of its law will fill."""
@@ -258,6 +259,45 @@ def _blocks(groups) -> list[slice]:
         blocks.append(slice(start, start + len(group.rows)))
         start += len(group.rows)
     return blocks
+
+
+def _steer(shift, logits, probs, ref_partition, unsteered, anchored) -> _Laws:
+    """Add a shift to the logits of a group and write its law in the place of the reference's, to `probs`; `unsteered`
+    is what that law drew and from what."""
+    if shift is None:
+        return _Laws(None, ref_partition, ref_partition, torch.zeros_like(ref_partition), None)
+    ref_tokens, ref_kept = unsteered
+    _, partition = softmax(logits.add_(shift), out=probs)
+    kl = token_kl(ref_partition, partition, probs, shift)
+    return _Laws(shift, partition, ref_partition, kl, ref_tokens, ref_kept if anchored else None)
+
+
+def _drawn_unsteered(sampler, groups, blocks, probs, keys) -> list[tuple | None]:
+    """What the reference's laws draw from the same races in groups that have an intervention, and what they draw it
+    from where that is not all of a law; neighbours draw together."""
+    drawn: list[tuple | None] = []
+    for steered, run in groupby(zip(groups, blocks, strict=True), key=lambda pair: _is_steered(pair[0])):
+        own = [block for _, block in run]
+        if not steered:
+            drawn += [None] * len(own)
+            continue
+        whole = slice(own[0].start, own[-1].stop)
+        tokens, kept = sampler.draw(probs[whole], keys[whole])
+        for block in own:
+            part = slice(block.start - whole.start, block.stop - whole.start)
+            drawn.append((tokens[part], _part(kept, part)))
+    return drawn
+
+
+def _part(kept: torch.Tensor | Entries | None, block: slice):
+    """Of some rows, what `Sampler.draw` says that tokens come from."""
+    if kept is None:
+        return None
+    return kept.part(block) if isinstance(kept, Entries) else kept[block]
+
+
+def _is_steered(group):
+    return group.job.request.intervention is not None
 
 
 def _at(shift, tokens):

@@ -68,6 +68,7 @@ class Policy(TextPolicy, Model):
             int8.quantize(model.base_model, quantize)
         elif not compile:  # a compiler makes its own choice of kernels
             linear.pack(model.base_model)
+        linear.align(model.get_output_embeddings())
         if compile:
             model.base_model.compile(dynamic=True)
         own_sampler = embedded.MODELS[str(name)].sampler if str(name) in embedded.MODELS else None

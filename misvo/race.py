@@ -57,6 +57,12 @@ class Entries:
         """Those that `chosen` (n,) marks."""
         return Entries(self.shape, self.rows[chosen], self.tokens[chosen], self.mass[chosen])
 
+    def part(self, block: slice) -> "Entries":
+        """Those of some rows that lie side by side."""
+        first, last = torch.searchsorted(self.rows, torch.tensor([block.start, block.stop])).tolist()
+        shape = block.stop - block.start, self.shape[1]
+        return Entries(shape, self.rows[first:last] - block.start, self.tokens[first:last], self.mass[first:last])
+
     def reweighed(self, probs: torch.Tensor) -> "Entries":
         """What another law (B, V) gives the same tokens, as laws."""
         return Entries(self.shape, self.rows, self.tokens, probs[self.rows, self.tokens]).normalised()
