@@ -6,8 +6,9 @@ from memory import allocated_bytes
 from tolerances import assert_within, rounding, unit
 
 from misvo.fisher import Fisher
-from misvo.head import Head, centred, softmax, token_kl
+from misvo.head import Head, Shift, centred, softmax, token_kl
 from misvo.race import Entries
+from misvo.tie import TIES
 
 V, D, T, K = 37, 6, 4, 5
 
@@ -151,3 +152,32 @@ def test_fingerprint_knows_the_head_and_not_its_precision(weight):
     assert Head(coarse).fingerprint == Head(coarse.float()).fingerprint
     assert Head(coarse).fingerprint != Head(coarse, scale=0.5).fingerprint
     assert Head(coarse).fingerprint != Head(coarse + 1).fingerprint
+
+
+class Counting(Head):
+    """A head that counts products with W."""
+
+    products = 0
+
+    def shift(self, u):
+        self.products += 1
+        return super().shift(u)
+
+
+def test_shifts_of_several_prompts_are_made_in_one_product(weight):
+    """Rows at two places of one prompt, another prompt behind its last position, and one whose positions share."""
+    head, make = Counting(weight), torch.Generator().manual_seed(4)
+    lengths = 2 * Shift.POSITIONS + 3, 5
+    free = [torch.randn(length, D, generator=make) for length in lengths]
+    shifts = [Shift(head, u) for u in free]
+    shared = Shift(head, torch.randn(1, D, generator=make), TIES["shared"](9))  # made once, at the beginning
+    asked = [(shifts[0], 1), (shifts[0], lengths[0] - 1), (shifts[1], 4), (shifts[1], 5), (shared, 2)]
+    before = head.products
+    Shift.make(asked)
+    Shift.make(asked)
+    assert head.products == before + 1
+    for number, position in ((0, 1), (0, lengths[0] - 1), (1, 4)):
+        exact = weight.double() @ free[number][position].double()
+        size = weight.double().abs() @ free[number][position].double().abs()
+        assert ((shifts[number][position] - exact).abs() <= D * unit(torch.float32) * size).all()
+    assert head.products == before + 1  # what was made is there

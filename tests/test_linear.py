@@ -12,7 +12,7 @@ from torch import nn
 
 import misvo
 from misvo.int8 import INPUTS, Int8Linear
-from misvo.linear import Joined, JoinedLinear, PackedLinear, linear, pack
+from misvo.linear import CACHE_LINE, Joined, JoinedLinear, PackedLinear, align, linear, pack
 
 
 def product_error(x, weight):
@@ -125,6 +125,28 @@ def test_a_row_has_one_product_whatever_rows_are_with_it(inputs, outputs):
                 assert torch.equal(packed(x[:rows]), packed(x)[:rows])
         else:
             pytest.skip("products of this machine depend on how many rows they have")
+
+
+def test_a_head_that_is_mapped_from_a_file_begins_at_a_cache_line(tmp_path):
+    make_model("llama-tied").save_pretrained(tmp_path)  # its embeddings are its head
+    make_tokenizer().save_pretrained(tmp_path)
+    model = misvo.Policy.from_pretrained(tmp_path).model
+    head = model.get_output_embeddings().weight
+    assert head.data_ptr() % CACHE_LINE == 0
+    assert head is model.get_input_embeddings().weight
+
+
+def test_a_weight_that_moves_stays_the_same_numbers():
+    layer = nn.Linear(24, 50, bias=False)
+    numbers = layer.weight.detach().clone()
+    layer.weight.data = torch.cat([torch.zeros(10), numbers.flatten()])[10:].view(50, 24)  # 40 bytes behind a line
+    assert layer.weight.data_ptr() % CACHE_LINE
+    align(layer)
+    assert layer.weight.data_ptr() % CACHE_LINE == 0
+    assert torch.equal(layer.weight, numbers)
+    stood = layer.weight.data_ptr()
+    align(layer)
+    assert layer.weight.data_ptr() == stood  # it has no reason to move again
 
 
 def test_what_is_differentiated_stays_with_pytorch():

@@ -209,3 +209,12 @@ def test_entries_are_the_matrix_without_its_zeros():
     expected = torch.where(dense > 0.01, dense, 0.0)
     assert torch.equal(entries.dense(), expected)
     torch.testing.assert_close(entries.row_sums(), expected.double().sum(-1), rtol=15 * 2.0**-53, atol=0)
+
+
+def test_some_rows_of_entries_are_those_of_some_rows():
+    """Rows without entries lie before, between and behind those with some."""
+    dense = torch.rand(7, 9, generator=torch.Generator().manual_seed(0)) * torch.tensor([0, 1, 0, 1, 1, 0, 0])[:, None]
+    dense[1, :4] = 0
+    entries = Entries.where((dense > 0).numpy(), dense)
+    for block in (slice(0, 7), slice(0, 1), slice(1, 3), slice(2, 5), slice(4, 7), slice(5, 7)):
+        assert torch.equal(entries.part(block).dense(), dense[block])
