@@ -148,18 +148,18 @@ def test_no_exhaustion(sandbox, name):
 
 def test_nothing_survives_the_verifier():
     """Killed without warning, the verifier takes zygote, attendants and programs with it."""
-    mark = 30 + random.random()
+    mark = 90 + random.random()
     source = f"""
     from misvo.sandbox import *
-    limits = Limits(idle_seconds=25, wall_seconds={mark})
+    limits = Limits(idle_seconds=80, wall_seconds={mark})
     print("started", flush=True)
-    Sandbox(limits).run([Program("import time\\nprint(1)\\ntime.sleep(60)\\ndef solve(): 0", "solve", Calls.of([]))])
+    Sandbox(limits).run([Program("import time\\nprint(1)\\ntime.sleep(90)\\ndef solve(): 0", "solve", Calls.of([]))])
     """
     verifier = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(source)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=-1
     )
     verifier.stdout.readline()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60  # the machine may be busy
     while len(marked(mark)) < 3 and time.monotonic() < deadline:  # zygote, attendant, program
         time.sleep(0.05)
     assert len(marked(mark)) >= 3
