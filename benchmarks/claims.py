@@ -5,7 +5,6 @@
     python benchmarks/claims.py docs/claims.jsonl                              # of rows that are kept
     python benchmarks/claims.py docs/claims.jsonl runs/claims --keep docs/claims.jsonl   # which were kept so
     python benchmarks/claims.py docs/claims.jsonl --into docs/results.md       # the tables of a page, made anew
-    python benchmarks/claims.py docs/claims.jsonl --picture docs/results/trajectories.png  # mean reward of each step
 
 Every claim is one number: a ratio of two means, a difference of two means, or a change along a run. Means are over
 prompts, each averaged over its seeds, and only of prompts and seeds that both methods have. The interval is a paired
@@ -283,38 +282,6 @@ def side_by_side(run: Run) -> str:
     return markdown(["in the paper", "claim", "paper", *(f"here, {task}" for task in run.tasks)], rows)
 
 
-def trajectories(run: Run, task: str, method: str) -> np.ndarray:
-    """The mean reward of each step above the mean of all that best-of-n drew for the prompt, (prompts, steps)."""
-    seeds = defaultdict(list)
-    for key in sorted(run.values(task, method, REWARD).keys() & run.values(task, BON, REWARD).keys()):
-        ours, own = (np.array([step["mean"] for step in run.rows[task, one][key]["trace"]]) for one in (method, BON))
-        seeds[key[0]].append(ours - own.mean())
-    return np.array([np.mean(values, axis=0) for values in seeds.values()])
-
-
-def draw(run: Run, path: str) -> None:
-    """`trajectories` of every method, their mean and its standard error over prompts; one panel for each task."""
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(1 + 5 * len(run.tasks), 4.6), layout="constrained")
-    panels = picture.subplots(1, len(run.tasks), squeeze=False)[0]
-    for panel, task in zip(panels, run.tasks, strict=True):
-        for method in run.methods(task):
-            paths, color = trajectories(run, task, method), f"C{list(NAMES).index(method)}"
-            if len(paths) < 2:  # beside best-of-n there is nothing to show yet, and of one no error
-                continue
-            middle, error = paths.mean(0), paths.std(0, ddof=1) / len(paths) ** 0.5
-            steps, wide = np.arange(1, len(middle) + 1), 2 if method in (MISVO, AISP, BON) else 1
-            panel.plot(steps, middle, color=color, lw=wide, label=NAMES[method])
-            panel.fill_between(steps, middle - error, middle + error, color=color, alpha=0.12, lw=0)
-        panel.set(title=task, xlabel="step")
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("mean reward above the model's own")
-    lines = {line.get_label(): line for panel in panels for line in panel.get_lines()}
-    picture.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4, frameon=False)
-    picture.savefig(path, dpi=130)
-
-
 def fill(page: Path, parts: dict[str, str]) -> None:
     """Put every part behind its line `<!-- name -->`, in the place of what stands there up to an empty line."""
     text = page.read_text(encoding="utf-8")
@@ -330,15 +297,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="folders of `misvo bench configs/claims.toml`, or files of kept rows")
     parser.add_argument("--keep", metavar="FILE", help="write there what the tables need of all rows")
-    parser.add_argument("--picture", metavar="FILE", help="draw the mean reward of each step")
     parser.add_argument("--into", metavar="PAGE", type=Path, help="put the tables behind their lines in this page")
     arguments = parser.parse_args()
     run = Run(*arguments.runs)
     if arguments.keep:
         run.keep(arguments.keep)
-    if arguments.picture:
-        draw(run, arguments.picture)
-        return
     found = {task: tables(run, task) for task in run.tasks}
     if arguments.into:
         parts = {f"{task}: {name}": found[task][name] for task in found for name in ("verdicts", "methods")}

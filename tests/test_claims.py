@@ -128,18 +128,20 @@ def test_two_cells_of_one_kind_are_refused(tmp_path, rows, monkeypatch):
     assert done.returncode == 1 and "both 'aisp' and 'again' are AISP on t" in done.stderr
 
 
-def test_the_script_is_independent():
-    source = SCRIPT.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["claims", "claims_picture"])
+def test_the_scripts_are_independent(name):
+    source = (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
     assert "import misvo" not in source and "from misvo" not in source
 
 
 def test_the_picture_shows_steps_above_what_the_model_earns_by_itself(tmp_path, rows):
     rows = [row for row in rows if (row["method"], row["prompt"]) != ("plain", "p7")]  # without it there is no "above"
-    claims, folder = module_of("claims"), tmp_path / "run"
+    claims, picture, folder = module_of("claims"), module_of("claims_picture"), tmp_path / "run"
     folder.mkdir()
-    paths = claims.trajectories(claims.Run(write_run(folder, rows)), "t", claims.AISP)
+    paths = picture.trajectories(claims.Run(write_run(folder, rows)), "t", claims.AISP)
     assert paths.tolist() == [[-2.0, 1.0, 0.0, -1.0]] * 7  # best-of-n's steps have a mean of 2
-    subprocess.run([sys.executable, SCRIPT, folder, "--picture", tmp_path / "p.png"], check=True)
+    script = SCRIPT.with_name("claims_picture.py")
+    subprocess.run([sys.executable, script, folder, "--out", tmp_path / "p.png"], check=True)
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
