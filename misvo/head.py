@@ -147,7 +147,7 @@ class Shift:
     def __init__(self, head: Head, c: torch.Tensor, tie: Tie | None = None):
         self.head, self.free, self.tie = head, c, tie or Tie(len(c))
         self.knots = None if self.tie.basis is None else head.shift(c)  # Wc (r, V)
-        self._made = {}  # block of positions -> (positions, V); two blocks, for rows that stand at two places
+        self._made = {}  # position -> (V,)
 
     def __len__(self):
         return self.tie.positions
@@ -155,30 +155,31 @@ class Shift:
     def __getitem__(self, position: int) -> torch.Tensor:
         if self.knots is not None:
             return self.knots[0] if len(self.knots) == 1 else self.tie.basis[position].to(self.knots) @ self.knots
-        block, offset = divmod(position, self.POSITIONS)
-        if block not in self._made:
-            self.make([(self, position)])
-        return self._made[block][offset]
+        self.make([(self, position)])
+        return self._made[position]
 
     @staticmethod
     def make(asked: list[tuple["Shift", int]]) -> None:
-        """Make what will be asked of several at these positions and is not there yet: one product reads W once."""
-        missing = list(dict.fromkeys((one, at // one.POSITIONS) for one, at in asked if one.lacks(at)))
-        if not missing:
-            return
-        parts = [shift.free[block * shift.POSITIONS :][: shift.POSITIONS] for shift, block in missing]
-        made = missing[0][0].head.shift(torch.cat(parts)).split([len(part) for part in parts])
-        for (shift, block), rows in zip(missing, made, strict=True):
-            shift._keep(block, rows)
+        """Make what several will be asked of at these positions, and the positions that come next: one product, which
+        reads W once."""
+        places: dict[Shift, set[int]] = {}
+        for shift, position in asked:
+            if shift.knots is None and position < len(shift):
+                places.setdefault(shift, set()).add(position)
+        missing = {shift: shift._make_room(at) for shift, at in places.items() if not at <= shift._made.keys()}
+        if missing:
+            head = next(iter(missing)).head
+            free = [shift.free[positions].to(head.device, head.dtype) for shift, positions in missing.items()]
+            rows = iter(head.shift(torch.cat(free)))
+            for shift, positions in missing.items():
+                shift._made |= {position: next(rows) for position in positions}
 
-    def lacks(self, position: int) -> bool:
-        """Whether a product has to be made for this position."""
-        return self.knots is None and position < len(self) and position // self.POSITIONS not in self._made
-
-    def _keep(self, block: int, rows: torch.Tensor) -> None:
-        if len(self._made) > 1 or block - 1 in self._made:  # rows moved on; who stands behind makes it again
-            self._made.pop(next(iter(self._made)))
-        self._made[block] = rows
+    def _make_room(self, places: set[int]) -> list[int]:
+        """Drop what rows at these places will not want soon; gives what is missing of what they will."""
+        ahead = max(1, self.POSITIONS // len(places))  # where rows stand at many places, it is not held for all of them
+        soon = {position for place in places for position in range(place, min(place + ahead, len(self)))}
+        self._made = {position: row for position, row in self._made.items() if position in soon}
+        return sorted(soon - self._made.keys())
 
 
 def centred(logits: torch.Tensor) -> torch.Tensor:

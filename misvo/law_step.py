@@ -146,10 +146,10 @@ class LawStep:
         _, ref_partition = softmax(logits, out=probs)
         self._keep_reference(groups, blocks, probs)
         shifts = self._shifts(sampler, groups, blocks, hidden)
-        drawn = _drawn_unsteered(sampler, groups, blocks, probs, keys)
+        draws = _reference_draws(sampler, groups, blocks, shifts, probs, keys)
         laws = [
-            _steer(shift, logits[block], probs[block], ref_partition[block], unsteered, group.job.request.anchored)
-            for group, block, shift, unsteered in zip(groups, blocks, shifts, drawn, strict=True)
+            _steer(shift, logits[block], probs[block], ref_partition[block], *drawn)
+            for block, shift, drawn in zip(blocks, shifts, draws, strict=True)
         ]
         if probs[:, 0].isnan().any():  # one logit that is not finite makes all of its row NaN
             raise MisvoError(TOO_STRONG)
@@ -209,11 +209,12 @@ class LawStep:
         Vectors that rows do not share are multiplied together, whatever their group.
         """
         shifts: list[torch.Tensor | None] = [None] * len(groups)
-        own = {}
+        temperature, own = sampler.temperature, {}
         for index, (group, block) in enumerate(zip(groups, blocks, strict=True)):
             job, position = group.job, group.position
             if job.shift is not None:
-                shifts[index] = job.shift[position] if position < len(job.shift) else None
+                if position < len(job.shift):
+                    shifts[index] = job.shift[position] if temperature == 1.0 else job.shift[position] / temperature
             elif job.request.intervention is not None:
                 vectors = job.request.intervention.at(job.numbers[group.rows], position, hidden[block])
                 if vectors is not None:
@@ -221,10 +222,10 @@ class LawStep:
                     job.rollouts.squares[group.rows, position] = own[index].square().sum(-1)
         if own:
             product = self.head.shift(torch.cat(list(own.values())))
+            product = product if temperature == 1.0 else product.div_(temperature)
             for index, rows in zip(own, product.split([len(vectors) for vectors in own.values()]), strict=True):
                 shifts[index] = rows
-        temperature = sampler.temperature
-        return [shift if shift is None or temperature == 1.0 else shift / temperature for shift in shifts]
+        return shifts
 
     def _record(self, group, record, law, whole):
         """Write a group's part of the record; gives the buffers whose rows Wᵀp of its law will fill."""
@@ -261,43 +262,35 @@ def _blocks(groups) -> list[slice]:
     return blocks
 
 
-def _steer(shift, logits, probs, ref_partition, unsteered, anchored) -> _Laws:
-    """Add a shift to the logits of a group and write its law in the place of the reference's, to `probs`; `unsteered`
-    is what that law drew and from what."""
+def _steer(shift, logits, probs, ref_partition, ref_tokens, ref_kept) -> _Laws:
+    """Add a shift to the logits of a group and write its law in the place of the reference's, to `probs`."""
     if shift is None:
         return _Laws(None, ref_partition, ref_partition, torch.zeros_like(ref_partition), None)
-    ref_tokens, ref_kept = unsteered
     _, partition = softmax(logits.add_(shift), out=probs)
     kl = token_kl(ref_partition, partition, probs, shift)
-    return _Laws(shift, partition, ref_partition, kl, ref_tokens, ref_kept if anchored else None)
+    return _Laws(shift, partition, ref_partition, kl, ref_tokens, ref_kept)
 
 
-def _drawn_unsteered(sampler, groups, blocks, probs, keys) -> list[tuple | None]:
-    """What the reference's laws draw from the same races in groups that have an intervention, and what they draw it
-    from where that is not all of a law; neighbours draw together."""
-    drawn: list[tuple | None] = []
-    for steered, run in groupby(zip(groups, blocks, strict=True), key=lambda pair: _is_steered(pair[0])):
-        own = [block for _, block in run]
-        if not steered:
-            drawn += [None] * len(own)
+def _reference_draws(sampler, groups, blocks, shifts, probs, keys) -> list[tuple]:
+    """For every group that a shift moves: the tokens that the reference's laws draw with the same random numbers, and,
+    for anchored ones, the truncated laws that these come from. Neighbouring groups draw together."""
+    draws: list[tuple] = []
+    for moved, run in groupby(zip(groups, blocks, shifts, strict=True), key=lambda each: each[2] is not None):
+        alike = [(group, block) for group, block, _ in run]
+        if not moved:
+            draws += [(None, None)] * len(alike)
             continue
-        whole = slice(own[0].start, own[-1].stop)
-        tokens, kept = sampler.draw(probs[whole], keys[whole])
-        for block in own:
-            part = slice(block.start - whole.start, block.stop - whole.start)
-            drawn.append((tokens[part], _part(kept, part)))
-    return drawn
+        start, stop = alike[0][1].start, alike[-1][1].stop
+        tokens, kept = sampler.draw(probs[start:stop], keys[start:stop])
+        for group, block in alike:
+            rows = slice(block.start - start, block.stop - start)
+            wanted = group.job.request.anchored and kept is not None
+            draws.append((tokens[rows], _rows_of(kept, rows) if wanted else None))
+    return draws
 
 
-def _part(kept: torch.Tensor | Entries | None, block: slice):
-    """Of some rows, what `Sampler.draw` says that tokens come from."""
-    if kept is None:
-        return None
-    return kept.part(block) if isinstance(kept, Entries) else kept[block]
-
-
-def _is_steered(group):
-    return group.job.request.intervention is not None
+def _rows_of(law: torch.Tensor | Entries, rows: slice) -> torch.Tensor | Entries:
+    return law.rows_of(rows) if isinstance(law, Entries) else law[rows]
 
 
 def _at(shift, tokens):

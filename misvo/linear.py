@@ -211,8 +211,9 @@ def pack(body: nn.Module) -> None:
 
 def align(layer: nn.Module | None) -> None:
     """Move the fp32 weight of a layer on a CPU to where a cache line begins. One that is mapped from a file stands
-    anywhere, and oneDNN takes up to twice the time for Wᵀp then; the numbers are the same."""
-    if _is_plain(layer) and layer.weight.data_ptr() % CACHE_LINE:
+    anywhere, and oneDNN takes up to twice the time for Wᵀp then; the numbers are the same. What moved is memory of
+    this process, and no longer the file's pages, which processes share."""
+    if torch.backends.mkldnn.is_available() and _is_plain(layer) and layer.weight.data_ptr() % CACHE_LINE:
         layer.weight.data = layer.weight.data.clone()  # tied embeddings are this very parameter
 
 

@@ -57,7 +57,7 @@ class Entries:
         """Those that `chosen` (n,) marks."""
         return Entries(self.shape, self.rows[chosen], self.tokens[chosen], self.mass[chosen])
 
-    def part(self, block: slice) -> "Entries":
+    def rows_of(self, block: slice) -> "Entries":
         """Those of some rows that lie side by side."""
         first, last = torch.searchsorted(self.rows, torch.tensor([block.start, block.stop])).tolist()
         shape = block.stop - block.start, self.shape[1]

@@ -11,6 +11,7 @@ from tolerances import assert_near, assert_within, room, rounding
 from torch import nn
 
 import misvo
+from misvo import loading
 from misvo.int8 import INPUTS, Int8Linear
 from misvo.linear import CACHE_LINE, Joined, JoinedLinear, PackedLinear, align, linear, pack
 
@@ -130,6 +131,7 @@ def test_a_row_has_one_product_whatever_rows_are_with_it(inputs, outputs):
 def test_a_head_that_is_mapped_from_a_file_begins_at_a_cache_line(tmp_path):
     make_model("llama-tied").save_pretrained(tmp_path)  # its embeddings are its head
     make_tokenizer().save_pretrained(tmp_path)
+    assert loading.load(tmp_path)[0].get_output_embeddings().weight.data_ptr() % CACHE_LINE  # it would not by itself
     model = misvo.Policy.from_pretrained(tmp_path).model
     head = model.get_output_embeddings().weight
     assert head.data_ptr() % CACHE_LINE == 0
@@ -147,6 +149,21 @@ def test_a_weight_that_moves_stays_the_same_numbers():
     stood = layer.weight.data_ptr()
     align(layer)
     assert layer.weight.data_ptr() == stood  # it has no reason to move again
+
+
+class OwnLinear(nn.Linear):
+    pass
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(24, 50, dtype=torch.bfloat16), OwnLinear(24, 50)])
+def test_what_is_not_plain_fp32_stays_where_it_is(layer):
+    numbers = layer.weight.detach()
+    layer.weight.data = torch.cat([numbers.new_zeros(10), numbers.flatten()])[10:].view(50, 24)
+    stood = layer.weight.data_ptr()
+    assert stood % CACHE_LINE
+    align(layer)
+    align(None)  # a model without a head
+    assert layer.weight.data_ptr() == stood
 
 
 def test_what_is_differentiated_stays_with_pytorch():

@@ -217,4 +217,4 @@ def test_some_rows_of_entries_are_those_of_some_rows():
     dense[1, :4] = 0
     entries = Entries.where((dense > 0).numpy(), dense)
     for block in (slice(0, 7), slice(0, 1), slice(1, 3), slice(2, 5), slice(4, 7), slice(5, 7)):
-        assert torch.equal(entries.part(block).dense(), dense[block])
+        assert torch.equal(entries.rows_of(block).dense(), dense[block])
