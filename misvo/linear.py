@@ -18,6 +18,7 @@ from torch.nn.functional import silu
 _product = torch.ops.mkldnn._linear_pointwise  # by the name of an overload: choosing one takes up to 30 µs a call
 ROWS = 16  # packed weights are laid out for about this many rows at a time
 TURNED = 16  # rows up to which the product with a large weight that is not packed is quicker the other way round
+PIECE = 2**14  # rows of a weight that are multiplied that way at once
 READ_THE_SAME = ("q_proj", "k_proj", "v_proj")  # what attention calls its layers for queries, keys and values
 LARGE = 64  # times as many rows as x has: what a weight has that is large beside it
 CACHE_LINE = 64  # bytes
@@ -58,10 +59,14 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def _turned(x, weight):
     """x Wᵀ as (W xᵀ)ᵀ, for a few rows and a large W that is not packed, such as a head. Each number is the same sum in
-    the same order; but oneDNN, which reads its second factor turned round, turns the small one now."""
+    the same order; but oneDNN, which reads its second factor turned round, turns the small one now. In pieces of W, so
+    that what is turned back still lies in a cache."""
     shape, x = (*x.shape[:-1], len(weight)), x.reshape(-1, x.shape[-1])
     company = x if len(x) > 1 else x.repeat(2, 1)  # as below: one row is multiplied by another routine
-    return _product.default(weight, company, None, "none", [], "").T[: len(x)].contiguous().view(shape)
+    out, pieces = x.new_empty(len(x), len(weight)), -(-len(weight) // PIECE)
+    for piece, place in zip(weight.tensor_split(pieces), out.tensor_split(pieces, 1), strict=True):
+        place.copy_(_product.default(piece, company, None, "none", [], "").T[: len(x)])
+    return out.view(shape)
 
 
 def _by_onednn(x, weight, bias):

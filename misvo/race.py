@@ -125,8 +125,20 @@ def race(probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     winners, first = likely.race(keys)
     others = probs.sum(-1).double() - likely.row_sums()
     for row in torch.nonzero(exponentials(keys, OTHERS) < first * others).view(-1).tolist():
-        winners[row] = race_with_all_times(probs[row : row + 1], keys[row : row + 1], FLOOR)[0]
+        winners[row] = _first_of_others(probs[row], keys[row], winners[row])
     return winners
+
+
+def _first_of_others(law: torch.Tensor, key: torch.Tensor, winner: torch.Tensor) -> torch.Tensor:
+    """The token that arrives first of those of a law (V,) that do not run by themselves; `winner` if there are none."""
+    first = torch.tensor(torch.inf, dtype=torch.float64)
+    for start in range(0, len(law), HEAT):
+        mass = law[start : start + HEAT]
+        times = exponentials(key, torch.arange(start, start + len(mass))).div_(mass)
+        time, place = times.masked_fill_(mass > FLOOR, torch.inf).min(-1)
+        if time < first:
+            first, winner = time, start + place
+    return winner
 
 
 def race_with_all_times(probs: torch.Tensor, keys: torch.Tensor, floor: float = 0.0) -> torch.Tensor:

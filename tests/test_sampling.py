@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from literal import truncate
+from memory import allocated_bytes
 from scipy import stats
 
-from misvo.race import FLOOR, OTHERS, Entries, exponentials, race, race_with_all_times
+from misvo.race import FLOOR, HEAT, OTHERS, Entries, exponentials, race, race_with_all_times
 from misvo.sampling import RandomStream, Sampler
 from misvo.truncation import Truncation
 
@@ -133,6 +134,19 @@ def test_the_quick_race_is_the_whole_race(size, seed, spread):
     assert (p.gather(1, winners[:, None]) > 0).all()
     kept = Truncation(top_p=0.7).entries(p / p.sum(-1, keepdim=True))
     assert torch.equal(kept.race(keys)[0], race_with_all_times(kept.dense(), keys))
+
+
+def test_a_race_among_the_others_has_one_winner_however_long_it_is():
+    """Most of these laws is below the floor, in more tokens than are worked on at once; some tokens have none of it."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.softmax(0.3 * torch.randn(12, 7 * HEAT // 2, generator=generator), -1)
+    p[torch.rand(p.shape, generator=generator) < 0.2] = 0.0
+    p[:, 5] = 0.2
+    keys = RandomStream(0, [1]).keys(0, range(12), 1)[:, 0]
+    winners = race(p, keys)
+    assert torch.equal(winners, race_with_all_times(p, keys, FLOOR))
+    assert (winners // HEAT).unique().numel() > 2
+    assert allocated_bytes(lambda: race(p[:1], keys[:1])) < 64 * HEAT + 8 * p.shape[1]  # not 64 bytes of every token
 
 
 @pytest.mark.parametrize("spread", [0.5, 3.0])
