@@ -237,7 +237,7 @@ def claims_table(run: Run, task: str) -> list[list[str]]:
 
 
 def methods_table(run: Run, task: str) -> list[list[str]]:
-    """Every figure of every method, and for rewards the difference to best-of-n."""
+    """Every figure of every method, for rewards the difference to best-of-n, and how many runs it is of."""
     rows = []
     for method in run.methods(task):
         cells = [NAMES[method]]
@@ -250,7 +250,7 @@ def methods_table(run: Run, task: str) -> list[list[str]]:
                     low, high = interval(lambda ours, theirs: (ours - theirs).mean(-1), *pair)
                     cell += f": {(pair[0] - pair[1]).mean():+.3f} [{low:+.3f}, {high:+.3f}]"
             cells.append(cell)
-        rows.append(cells)
+        rows.append([*cells, str(sum(run.seeds(task, method)))])
     return rows
 
 
@@ -271,7 +271,7 @@ def tables(run: Run, task: str) -> dict[str, str]:
         "verdicts": f"{verdicts.count(HOLDS)} hold, {verdicts.count(FAILS)} do not, {verdicts.count(OPEN)} are open"
         f" ({seeds} of each prompt).",
         "claims": markdown(columns, rows),
-        "methods": markdown(["method", *(names[figure] for figure in SEEN)], methods_table(run, task)),
+        "methods": markdown(["method", *(names[figure] for figure in SEEN), "runs"], methods_table(run, task)),
     }
 
 
