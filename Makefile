@@ -8,7 +8,7 @@ PIP := pip install --quiet --disable-pip-version-check
 LIMIT := --timeout 600
 
 # Tests of arithmetic: what a CPU rounds differently shows here.
-NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 sampling own_sampler rows row_attention decoder_step batching replay costs kl_meter law_dtype aisp))
+NUMERIC := $(addprefix tests/test_,$(addsuffix .py,head linear int8 law_step sampling own_sampler rows row_attention decoder_step batching replay costs kl_meter law_dtype aisp))
 
 .PHONY: setup judge demo studio test test-all test-docs test-page vllm test-vllm lint docs clean
 

@@ -44,8 +44,8 @@ def hugging_face(arguments):
 
 
 def half_length(text):
-    """A reward that takes no time, in a unit with which MISVO moves this model about as far as the paper's moved theirs
-    (0.1 nats a token): laws that steering made flat take longer to cut."""
+    """A reward that takes no time, in a unit with which MISVO moves this model by some 0.1 nats a token, as the paper's
+    moved theirs (0.04, 0.18 and 0.27 in steps 2 to 4): laws that steering made flat take longer to cut."""
     return len(text) / 2
 
 

@@ -155,7 +155,8 @@ class Shift:
     def __getitem__(self, position: int) -> torch.Tensor:
         if self.knots is not None:
             return self.knots[0] if len(self.knots) == 1 else self.tie.basis[position].to(self.knots) @ self.knots
-        self.make([(self, position)])
+        if position not in self._made:
+            self.make([(self, position)])
         return self._made[position]
 
     @staticmethod

@@ -222,7 +222,8 @@ class LawStep:
                     job.rollouts.squares[group.rows, position] = own[index].square().sum(-1)
         if own:
             product = self.head.shift(torch.cat(list(own.values())))
-            product = product if temperature == 1.0 else product.div_(temperature)
+            if temperature != 1.0:
+                product.div_(temperature)
             for index, rows in zip(own, product.split([len(vectors) for vectors in own.values()]), strict=True):
                 shifts[index] = rows
         return shifts
